@@ -1,0 +1,198 @@
+"""Make an environment plan true: find the environment that is it, or build one and certify it.
+
+A build happens in a fresh directory at its final path, under the key's lock; the marker is written last. A directory
+counts only if its marker names the key, its own real path and the interpreter's bytes, and if everything that its
+distributions claim is there. The same check decides before reuse and after an installation.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aml_nox import installed, store, uv
+from aml_nox.context import Context
+from aml_nox.errors import AmlError, Code
+from aml_nox.interpreter import Interpreter
+from aml_nox.lockfile import Lock
+from aml_nox.plan import SCHEME, EnvironmentPlan, Inputs, rebuild_reasons
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """An environment to have: its plan, the interpreter that it is made of, and what its marker will tell."""
+
+    plan: EnvironmentPlan
+    interpreter: Interpreter
+    lock: Lock
+    inputs: Inputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """An environment that counts; `reasons` is why it had to be built, empty when it stood ready."""
+
+    path: Path
+    marker: Mapping[str, Any]
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def python(self) -> Path:
+        return python_of(self.path)
+
+
+def python_of(environment: Path) -> Path:
+    """The program of an environment's interpreter."""
+    return environment / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+
+def find(ctx: Context, wish: Wish) -> Found | None:
+    """The youngest environment that counts; nothing is changed and nothing is started."""
+    counting: list[Found] = []
+    for path in store.environments(ctx.root, wish.plan.key):
+        marker = store.read_marker(path)
+        if marker is not None and fault(path, marker, wish) is None:
+            counting.append(Found(path=path, marker=marker))
+    return max(counting, key=lambda one: str(one.marker.get("created")), default=None)
+
+
+def fault(path: Path, marker: Mapping[str, Any], wish: Wish) -> str | None:
+    """Why a directory does not count as the planned environment, in words; None when it does."""
+    recorded = marker.get("interpreter") or {}
+    if marker.get("key") != wish.plan.key or marker.get("scheme") != SCHEME:
+        return "it is another environment"
+    if marker.get("path") != os.path.realpath(path):
+        return f"the project moved or was copied: it was built at {marker.get('path')}"
+    if os.path.realpath(python_of(path)) != str(wish.interpreter.path):
+        return f"its interpreter was {recorded.get('path')}, now it is {wish.interpreter.path}"
+    if recorded != wish.interpreter.identity:
+        return f"the interpreter {wish.interpreter.path} was replaced: its bytes are others"
+    return _content_fault(path, wish, hashes=False)
+
+
+def _content_fault(path: Path, wish: Wish, *, hashes: bool) -> str | None:
+    found = installed.drift(path, wish.plan.packages, hashes=hashes)
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return "; ".join(map(str, found[:_SHOWN])) + more if found else None
+
+
+def reasons(ctx: Context, wish: Wish) -> list[str]:
+    """Why the planned environment has to be built, by what the link leads to now."""
+    path = store.current(ctx.root, wish.plan.name)
+    if path is None:
+        return ["there is none yet"]
+    marker = store.read_marker(path)
+    if marker is None:
+        return [f"{ctx.root.relative(path)} has no marker: it was deleted, or a build was cut off"]
+    if marker.get("key") == wish.plan.key:
+        return [fault(path, marker, wish) or "--force"]
+    return rebuild_reasons(marker, wish.plan) or ["its key differs"]
+
+
+def ensure(ctx: Context, wish: Wish, get_uv: Callable[[], uv.Uv], *, force: bool) -> Found:
+    """The planned environment: found, or built.
+
+    Raises:
+        AmlError: AML_BUSY, AML_FETCH, AML_INTEGRITY, AML_VENV_FAILED, AML_TIMEOUT, AML_STATE.
+
+    """
+    found = None if force else find(ctx, wish)
+    if found is not None:
+        return found
+    tool = get_uv()
+    key = wish.plan.key[:12]
+    wait = ctx.manifest.timeouts.lock_wait
+    before = store.environments(ctx.root, wish.plan.key)
+    with store.lock(ctx.root, f"env-{key}", what=f"environment {key}", wait=wait, screen=ctx.screen):
+        found = find(ctx, wish)
+        if found is not None and (not force or found.path not in before):
+            return found
+        why = ["--force"] if force else reasons(ctx, wish)
+        ctx.say(f"building environment {wish.plan.name}: {'; '.join(why)}")
+        return _build(ctx, wish, tool, tuple(why))
+
+
+def _build(ctx: Context, wish: Wish, tool: uv.Uv, why: tuple[str, ...]) -> Found:
+    condemned = store.environments(ctx.root, wish.plan.key)
+    path = store.new_environment(ctx.root, wish.plan.key)
+    try:
+        _make_venv(ctx, wish, tool, path)
+        _install(ctx, wish, tool, path)
+        _assert_content(path, wish)
+        marker = _marker(wish, tool, path)
+        store.write_json(store.marker_path(path), marker)
+    except BaseException:
+        store.remove(path)
+        raise
+    store.switch(ctx.root, wish.plan.name, path)
+    for old in condemned:
+        store.retire(old)
+    return Found(path=path, marker=marker, reasons=why)
+
+
+def _assert_content(path: Path, wish: Wish) -> None:
+    if wrong := _content_fault(path, wish, hashes=True):
+        hint = "uv's cache may be poisoned: `uv cache clean`, then provision again"
+        raise AmlError(Code.INTEGRITY, f"what was installed is not what was promised: {wrong}", hint)
+
+
+def _make_venv(ctx: Context, wish: Wish, tool: uv.Uv, path: Path) -> None:
+    argv: list[str | Path] = [
+        "venv",
+        path,
+        "-p",
+        wish.interpreter.path,
+        "--no-project",
+        "--no-python-downloads",
+        "--quiet",
+    ]
+    uv.call(
+        ctx,
+        tool,
+        argv,
+        step="making the virtual environment",
+        limit=ctx.manifest.timeouts.venv,
+        otherwise=Code.VENV_FAILED,
+    )
+    _assert_venv(path, wish.interpreter)
+
+
+def _assert_venv(path: Path, interpreter: Interpreter) -> None:
+    """Hold that it is a virtual environment: uv installs into the base interpreter where it is none."""
+    config = (path / "pyvenv.cfg").read_text("utf-8") if (path / "pyvenv.cfg").is_file() else ""
+    home = dict(line.split(" = ", 1) for line in config.splitlines() if " = " in line).get("home", "")
+    if Path(home) != interpreter.path.parent or os.path.realpath(python_of(path)) != str(interpreter.path):
+        message = f"{path} is no virtual environment of {interpreter.path}: its home is {home!r}"
+        raise AmlError(Code.VENV_FAILED, message, "another process changed it, or the disk is full: provision again")
+
+
+def _install(ctx: Context, wish: Wish, tool: uv.Uv, path: Path) -> None:
+    with store.scratch(ctx.root, wish.plan.requirements(ctx.root.folder)) as file:
+        argv: list[str | Path] = ["pip", "sync", file, "-p", python_of(path), "--require-hashes", "--no-build"]
+        argv += ["--no-python-downloads", "--allow-empty-requirements", *uv.index_flags(ctx)]
+        limit = ctx.manifest.timeouts.install
+        uv.call(ctx, tool, argv, step="installing", limit=limit, otherwise=Code.FETCH)
+
+
+def _marker(wish: Wish, tool: uv.Uv, path: Path) -> dict[str, Any]:
+    """What the environment is and where it came from; it speaks for this path and these interpreter bytes alone."""
+    return {
+        "schema": store.SCHEMA,
+        "scheme": SCHEME,
+        "key": wish.plan.key,
+        "inputs": dict(wish.inputs.values),
+        "lock_sha256": wish.lock.sha256,
+        "target": wish.plan.target.identity,
+        "interpreter": wish.interpreter.identity,
+        "uv": {"version": tool.version, "source": tool.source},
+        "backend": "uv",
+        "path": os.path.realpath(path),
+        "created": store.now(),
+        "packages": wish.plan.packages,
+    }

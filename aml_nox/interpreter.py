@@ -1,0 +1,207 @@
+"""The interpreter: find one that fits the manifest, run it, and prove what it is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aml_nox import process, store, uv, warm
+from aml_nox.context import Context
+from aml_nox.errors import AmlError, Code
+from aml_nox.manifest import PythonRequest
+from aml_nox.plan import Target
+
+PROBE_LIMIT = 10.0
+FIND_LIMIT = 30.0
+OVERRIDE = "AML_UV_PYTHON"
+_PROBE = Path(__file__).with_name("target_probe.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreter:
+    """An interpreter that ran: the files that it is, their digests, and what it says it is."""
+
+    path: Path
+    sha256: str
+    library: Path | None
+    library_sha256: str | None
+    target: Target
+
+    @property
+    def identity(self) -> dict[str, str | None]:
+        """What a marker keeps of it; equal exactly when the program and its library hold the same bytes."""
+        library = str(self.library) if self.library else None
+        return {
+            "path": str(self.path),
+            "sha256": self.sha256,
+            "library": library,
+            "library_sha256": self.library_sha256,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to look for: an explicit path, or a version in uv's words; `request` is what the result is held against."""
+
+    path: Path | None
+    words: str
+    request: PythonRequest | None
+    named_by: str
+    preference: str
+
+    @property
+    def key(self) -> str:
+        """The name of this request in the record."""
+        return json.dumps([str(self.path) if self.path else None, self.words, self.preference])
+
+
+def wanted(ctx: Context) -> Wanted:
+    """The manifest's wish, or AML_UV_PYTHON's in its place."""
+    python = ctx.manifest.python
+    override = ctx.environ.get(OVERRIDE, "")
+    if override:
+        path = Path(override) if Path(override).is_absolute() else None
+        return Wanted(path=path, words=override, request=None, named_by=OVERRIDE, preference=python.preference)
+    path = ctx.root.folder / python.path if python.path else None
+    words = python.version.text
+    named_by = "python.path" if path else "python.version"
+    return Wanted(path=path, words=words, request=python.version, named_by=named_by, preference=python.preference)
+
+
+def ensure(ctx: Context, get_uv: Callable[[], uv.Uv], *, fresh: bool = False) -> Interpreter:
+    """The interpreter of this project: the recorded choice while it is right, else found anew and recorded.
+
+    Raises:
+        AmlError: AML_PYTHON_MISSING tells what was tried.
+
+    """
+    wish = wanted(ctx)
+    if wish.named_by == OVERRIDE:
+        ctx.say(f"{OVERRIDE}={wish.words} is used in place of python.version")
+    if not fresh and (known := recorded(ctx)):
+        return known
+    _announce_lost(ctx, wish)
+    found = _explicit(ctx, wish) if wish.path else _search(ctx, wish, get_uv())
+    _remember(ctx, wish, found)
+    return found
+
+
+def recorded(ctx: Context) -> Interpreter | None:
+    """The choice of an earlier run, if its files are by their stats what they were: no process is started."""
+    entry = _entries(ctx).get(wanted(ctx).key)
+    try:
+        if entry is None or entry["stats"] != {path: warm.stat(path) for path in entry["stats"]}:
+            return None
+        return _from_json(entry["interpreter"])
+    except (KeyError, TypeError, AttributeError):
+        return None
+
+
+def _announce_lost(ctx: Context, wish: Wanted) -> None:
+    entry = _entries(ctx).get(wish.key)
+    for path in (entry or {}).get("stats", {}):
+        if warm.stat(path) is None:
+            ctx.say(f"the interpreter {path} is gone: looking for another")
+
+
+def _explicit(ctx: Context, wish: Wanted) -> Interpreter:
+    found = probe(ctx, wish.path or Path())
+    if isinstance(found, str):
+        raise AmlError(Code.PYTHON_MISSING, f"{wish.named_by} = {wish.path}: {found}", f"correct {wish.named_by}")
+    return _held(wish, found)
+
+
+def _search(ctx: Context, wish: Wanted, tool: uv.Uv) -> Interpreter:
+    """Ask uv, which knows where interpreters hide; --system, or it takes the .venv of any parent folder."""
+    argv: list[str | Path] = [tool.path, "python", "find", "--system", "--resolve-links", "--no-python-downloads"]
+    argv += ["--no-project", "--no-config", "--python-preference", wish.preference, wish.words]
+    env = process.hermetic(ctx.environ, UV_PYTHON_INSTALL_DIR=str(ctx.root.pythons))
+    done = process.run(argv, env=env, cwd=ctx.root.folder, limit=FIND_LIMIT)
+    if done.timed_out:
+        message = f"looking for Python {wish.words} took longer than {FIND_LIMIT:g} s"
+        raise AmlError(Code.PYTHON_MISSING, message, "an interpreter on PATH hangs: set python.path")
+    if done.status:
+        message = f"no Python {wish.words} was found (python.preference = {wish.preference}):\n{done.tail}"
+        raise AmlError(Code.PYTHON_MISSING, message, "install one, or name one by python.path")
+    path = Path(done.out.strip())
+    found = probe(ctx, path)
+    if isinstance(found, str):
+        raise AmlError(Code.PYTHON_MISSING, f"uv found {path}, which {found}", "name another by python.path")
+    return _held(wish, found)
+
+
+def _held(wish: Wanted, found: Interpreter) -> Interpreter:
+    version = found.target.version
+    if wish.request is not None and not wish.request.accepts(version):
+        message = f"{found.path} is Python {version}, the manifest asks for {wish.request.text}"
+        raise AmlError(Code.PYTHON_MISSING, message, f"correct {wish.named_by} or python.version")
+    return found
+
+
+def probe(ctx: Context, path: Path) -> Interpreter | str:
+    """Run a candidate: what it is, or the reason why it is none."""
+    packaging = importlib.util.find_spec("packaging")
+    folder = str(Path(packaging.origin).parents[1]) if packaging and packaging.origin else ""
+    argv: list[str | Path] = [path, "-I", "-S", _PROBE, folder]
+    try:
+        env = process.hermetic(ctx.environ)
+        answer = process.run(argv, env=env, cwd=ctx.root.folder, limit=PROBE_LIMIT)
+    except OSError as error:
+        return f"cannot be started: {error.strerror or error}"
+    if answer.timed_out:
+        return f"did not answer within {PROBE_LIMIT:g} s"
+    if answer.status:
+        return f"ended with {answer.status}: {answer.tail.splitlines()[-1] if answer.tail else 'without a word'}"
+    try:
+        return _identify(json.loads(answer.out))
+    except (ValueError, KeyError, TypeError):
+        return f"printed {answer.out.strip()[:60]!r} where its description was expected"
+
+
+def _identify(answer: Mapping[str, Any]) -> Interpreter:
+    path = Path(answer["executable"])
+    library = Path(answer["library"]) if answer["library"] else None
+    return Interpreter(
+        path=path,
+        sha256=warm.sha256(str(path)) or "",
+        library=library,
+        library_sha256=warm.sha256(str(library)) if library else None,
+        target=Target.from_json(answer),
+    )
+
+
+# --- the record ---
+
+
+def _record_path(ctx: Context) -> Path:
+    return ctx.root.runtime / "python.json"
+
+
+def _entries(ctx: Context) -> dict[str, Any]:
+    entries = (store.read_json(_record_path(ctx)) or {}).get("requests")
+    return entries if isinstance(entries, dict) else {}
+
+
+def _remember(ctx: Context, wish: Wanted, found: Interpreter) -> None:
+    paths = [str(path) for path in (found.path, found.library) if path]
+    entry = {"stats": {path: warm.stat(path) for path in paths}, "interpreter": _to_json(found)}
+    store.prepare(ctx.root)
+    store.write_json(_record_path(ctx), {"requests": {**_entries(ctx), wish.key: entry}})
+
+
+def _to_json(found: Interpreter) -> dict[str, Any]:
+    return {**found.identity, "target": found.target.to_json()}
+
+
+def _from_json(entry: Mapping[str, Any]) -> Interpreter:
+    return Interpreter(
+        path=Path(entry["path"]),
+        sha256=entry["sha256"],
+        library=Path(entry["library"]) if entry["library"] else None,
+        library_sha256=entry["library_sha256"],
+        target=Target.from_json(entry["target"]),
+    )

@@ -1,0 +1,154 @@
+"""The one table of options, for the command line and the nox sessions alike.
+
+nox hands the same arguments to every session, so a session passes over the options of the others; an option that nobody
+has is refused with the command that was meant. What stands behind `--` (in nox: behind a second one) is the script's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from aml_nox.errors import AmlError, Code
+
+VERBS = {
+    "bootstrap": "find or fetch uv and find the interpreter",
+    "lock": "make or update the lock of an environment",
+    "provision": "make the environment that the lock describes",
+    "plan": "tell what provision would do, and why; change nothing",
+    "status": "tell what is ready and what is not",
+    "train": "run the training job in its environment and judge its metrics",
+    "init": "write a first aml.toml and noxfile.py",
+}
+SESSIONS = tuple(verb for verb in VERBS if verb != "init")
+_ENVIRONMENT = ("lock", "provision", "plan", "status", "train")
+_BUILDING = ("provision", "plan", "train")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option: `metavar` empty is a flag; `store` is what a flag stores, `many` collects."""
+
+    name: str
+    verbs: tuple[str, ...]
+    text: str
+    metavar: str = ""
+    dest: str = ""
+    store: bool = True
+    many: bool = False
+
+
+OPTIONS = (
+    Option(name="--env", verbs=_ENVIRONMENT, metavar="NAME", text="the environment, where not the default one"),
+    Option(name="--json", verbs=tuple(VERBS), metavar="FILE", text="write the result as JSON; - is standard output"),
+    Option(name="--manifest", verbs=tuple(VERBS), metavar="PATH", text="the aml.toml, where not the nearest upward"),
+    Option(name="--force", verbs=("bootstrap", "lock", "provision", "init"), text="do it anew"),
+    Option(name="--offline", verbs=("bootstrap", "lock", *_BUILDING), text="allow no request"),
+    Option(name="--locked", verbs=_BUILDING, text="a lock that is stale or missing is an error"),
+    Option(
+        name="--no-locked", verbs=_BUILDING, dest="locked", store=False, text="update a stale lock even where CI is set"
+    ),
+    Option(name="--check", verbs=("lock",), text="say whether the lock belongs to the manifest; change nothing"),
+    Option(name="--upgrade", verbs=("lock",), text="let every package move"),
+    Option(name="--upgrade-package", verbs=("lock",), metavar="NAME", many=True, text="let this package move"),
+    Option(name="--help", verbs=tuple(VERBS), text="show this"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a front end was asked; `arguments` belong to the script."""
+
+    env: str | None = None
+    json: str | None = None
+    manifest: str | None = None
+    force: bool = False
+    offline: bool = False
+    locked: bool | None = None
+    check: bool = False
+    upgrade: bool = False
+    upgrade_package: tuple[str, ...] = ()
+    help: bool = False
+    arguments: tuple[str, ...] = ()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise AmlError(Code.USAGE, message, f"{self.prog} --help lists the options")
+
+
+def parse(verb: str, argv: Sequence[str], *, command: str, lenient: bool) -> Options:
+    """Read the options of a verb; `lenient` passes over those of other verbs, `command` is how the user called it.
+
+    Raises:
+        AmlError: AML_USAGE, with the corrected command where it can be guessed.
+
+    """
+    ours, arguments = _split(argv)
+    parser = _parser(verb, command, VERBS if lenient else [verb])
+    values, unknown = parser.parse_known_args(ours)
+    if unknown:
+        raise _unknown(verb, ours, unknown, command)
+    if arguments and verb != "train" and not lenient:
+        raise AmlError(Code.USAGE, f"{verb} takes no arguments behind --", f"{command} --help lists the options")
+    found = {name: value for name, value in vars(values).items() if value is not None}
+    return Options(**{**found, "upgrade_package": tuple(found.get("upgrade_package", ()))}, arguments=tuple(arguments))
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    words = list(argv)
+    if "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def _parser(verb: str, command: str, verbs: Iterable[str]) -> _Parser:
+    parser = _Parser(prog=command, description=VERBS[verb], add_help=False, allow_abbrev=False)
+    for option in OPTIONS:
+        if set(option.verbs) & set(verbs):
+            help_text = option.text if verb in option.verbs else argparse.SUPPRESS
+            dest = option.dest or option.name.removeprefix("--").replace("-", "_")
+            if not option.metavar:
+                parser.add_argument(option.name, dest=dest, action="store_const", const=option.store, help=help_text)
+            else:
+                action = "append" if option.many else "store"
+                parser.add_argument(option.name, dest=dest, action=action, metavar=option.metavar, help=help_text)
+    return parser
+
+
+def _unknown(verb: str, ours: Sequence[str], unknown: Sequence[str], command: str) -> AmlError:
+    word = unknown[0]
+    known = [option.name for option in OPTIONS if verb in option.verbs]
+    close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
+    kind = "option" if word.startswith("-") else "argument"
+    message = f"{verb} has no {kind} {word}"
+    if close:
+        corrected = [close[0] + one.removeprefix(word.partition("=")[0]) if one == word else one for one in ours]
+        return AmlError(Code.USAGE, message, f"did you mean: {command} {' '.join(corrected)}")
+    if verb == "train":
+        rest = [one for one in ours if one not in unknown]
+        behind = " ".join([*rest, "--", *unknown])
+        return AmlError(Code.USAGE, message, f"the script's own arguments stand behind --: {command} {behind}")
+    return AmlError(Code.USAGE, message, f"{command} --help lists the options")
+
+
+def usage(verb: str, command: str) -> str:
+    """The help of a verb."""
+    text = _parser(verb, command, [verb]).format_help()
+    return text + ("\nWhat stands behind -- is handed to the script.\n" if verb == "train" else "")
+
+
+def json_target(argv: Sequence[str]) -> str | None:
+    """Where the JSON goes, from arguments that may be wrong otherwise: an error is reported there too."""
+    ours, _ = _split(argv)
+    for word, following in itertools.pairwise([*ours, ""]):
+        if word == "--json":
+            return following or None
+        if word.startswith("--json="):
+            return word.removeprefix("--json=") or None
+    return None

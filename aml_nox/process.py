@@ -1,0 +1,288 @@
+"""The only file that starts processes for provisioning: hermetic environment, limit, end of the whole tree, streaming.
+
+Nothing of the caller's environment reaches uv or pip but the names below: a variable that changes a resolution would be
+an input that nobody recorded. Whatever a tool prints is shown line by line with secrets masked; on a terminal it gets a
+terminal of its own, so that its progress bars are what the user knows.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+from urllib.parse import quote, urlsplit
+
+from aml_nox.errors import AmlError, Code
+from aml_nox.screen import Screen
+
+KEPT = frozenset(
+    """HOME USER LOGNAME PATH TMPDIR TEMP TMP LANG TZ TERM LD_LIBRARY_PATH USERPROFILE APPDATA LOCALAPPDATA PROGRAMDATA
+    SYSTEMROOT SYSTEMDRIVE COMSPEC PATHEXT WINDIR HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY SSL_CERT_FILE SSL_CERT_DIR
+    SSL_CLIENT_CERT REQUESTS_CA_BUNDLE CURL_CA_BUNDLE NETRC UV_NATIVE_TLS UV_SYSTEM_CERTS UV_KEYRING_PROVIDER
+    UV_CACHE_DIR UV_PYTHON_CACHE_DIR UV_HTTP_TIMEOUT UV_HTTP_RETRIES""".split()
+)
+KEPT_PREFIXES = ("LC_", "XDG_", "UV_CONCURRENT_")
+_CREDENTIAL = re.compile(r"UV_INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD)")
+_INDEX_VARIABLES = re.compile(r"(UV|PIP)_(DEFAULT_INDEX|INDEX|INDEX_URL|EXTRA_INDEX_URL|FIND_LINKS|NO_INDEX)")
+_USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
+_WINDOWS = sys.platform == "win32"
+_TAIL = 400
+_GRACE = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A process that ended: `tail` is the end of its stderr with secrets masked, `timed_out` says that we ended it."""
+
+    argv: tuple[str, ...]
+    status: int
+    out: str
+    err: str
+    timed_out: bool
+
+    @property
+    def tail(self) -> str:
+        """The last characters of stderr, for an error message."""
+        return self.err[-_TAIL:].strip()
+
+
+def hermetic(environ: Mapping[str, str], **extra: str) -> dict[str, str]:
+    """What of the caller's environment a tool may see, and `extra`."""
+    return {name: value for name, value in environ.items() if _kept(name)} | extra
+
+
+def _kept(name: str) -> bool:
+    upper = name.upper()
+    # A proxy variable counts in both cases; elsewhere POSIX names are exact and Windows has none in lower case.
+    exact = upper if _WINDOWS or upper.endswith("_PROXY") else name
+    return exact in KEPT or exact.startswith(KEPT_PREFIXES) or _CREDENTIAL.fullmatch(exact) is not None
+
+
+def dropped_index_variables(environ: Mapping[str, str]) -> list[str]:
+    """Variables that would have named an index and were not passed on: a hint for a fetch that failed."""
+    return sorted(name for name in environ if _INDEX_VARIABLES.fullmatch(name))
+
+
+@dataclass(frozen=True, slots=True)
+class Redactor:
+    """Masks what must not be read: the secrets of an environment, in each form they take, and any URL's userinfo."""
+
+    secrets: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Redactor:
+        """The secrets that `hermetic` lets through: index passwords and those inside proxy URLs."""
+        found: set[str] = set()
+        for name, value in environ.items():
+            if name.startswith("UV_INDEX_") and name.endswith("_PASSWORD"):
+                user = environ.get(name.removesuffix("PASSWORD") + "USERNAME", "")
+                found |= _forms(user, value)
+            elif name.upper().endswith("_PROXY"):
+                with contextlib.suppress(ValueError):
+                    parts = urlsplit(value)
+                    found |= _forms(parts.username or "", parts.password or "")
+        return cls(tuple(sorted(found, key=len, reverse=True)))
+
+    def __call__(self, text: str) -> str:
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        return _USERINFO.sub("***@", text)
+
+
+def _forms(user: str, password: str) -> set[str]:
+    if not password:
+        return set()
+    pair = base64.b64encode(f"{user}:{password}".encode()).decode()
+    return {password, quote(password, safe=""), quote(password), pair}
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    limit: float | None,
+    stdin: str = "",
+    screen: Screen | None = None,
+) -> Finished:
+    """Run a tool to its end and return what it printed; with a screen, its stderr is shown while it runs.
+
+    `limit` is in seconds. Whatever ends the wait (the limit, Ctrl-C, a signal) ends the whole process group first.
+
+    Raises:
+        OSError: the program cannot be started.
+
+    """
+    redact = Redactor.of(env)
+    with contextlib.ExitStack() as stack:
+        out = _Pump(stack, keep=None, redact=redact)
+        err = _Pump(stack, keep=64, screen=screen, redact=redact)
+        child = _start(argv, env=env, cwd=cwd, stdin=subprocess.PIPE, stdout=out.theirs, stderr=err.theirs)
+        feeder = threading.Thread(target=_feed, args=(child, stdin), daemon=True)
+        for thread in (out, err, feeder):
+            thread.start()
+        status, timed_out = supervise(child, limit=limit, grace=_GRACE)
+        words = tuple(map(str, argv))
+        return Finished(argv=words, status=status, out=out.text(), err=redact(err.text()), timed_out=timed_out)
+
+
+def run_logged(
+    argv: Sequence[str | Path],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    limit: float | None,
+    grace: float,
+    log: IO[bytes],
+) -> tuple[int, bool]:
+    """Run a job that writes straight to `log`; return its status and whether the limit (seconds) ended it."""
+    child = _start(argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    return supervise(child, limit=limit, grace=grace)
+
+
+def _start(
+    argv: Sequence[str | Path],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    stdin: int,
+    stdout: int | IO[bytes],
+    stderr: int | IO[bytes],
+) -> subprocess.Popen[bytes]:
+    # A session of its own: the group is the tree that we end, and a terminal's Ctrl-C reaches us, not half of the tree.
+    return subprocess.Popen(
+        [str(word) for word in argv],
+        env=dict(env),
+        cwd=cwd,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
+def _feed(child: subprocess.Popen[bytes], text: str) -> None:
+    if child.stdin is not None:
+        with contextlib.suppress(OSError), child.stdin:  # a tool that ended before it read has its own error to tell
+            child.stdin.write(text.encode())
+
+
+def supervise(child: subprocess.Popen[bytes], *, limit: float | None, grace: float) -> tuple[int, bool]:
+    """Wait for a child that leads its own group; the group is gone when this returns or raises."""
+    try:
+        return child.wait(limit), False
+    except subprocess.TimeoutExpired:
+        _end(child, grace)
+        return child.returncode, True
+    except BaseException:
+        _end(child, grace)
+        raise
+    finally:
+        _signal_tree(child, hard=True)
+        child.wait()
+
+
+def _end(child: subprocess.Popen[bytes], grace: float) -> None:
+    _signal_tree(child, hard=False)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(grace)
+    _signal_tree(child, hard=True)
+    child.wait()
+
+
+def _signal_tree(child: subprocess.Popen[bytes], *, hard: bool) -> None:
+    if sys.platform == "win32":  # not tried: no Windows machine at hand
+        if child.poll() is None:
+            killer = ["taskkill", "/T", "/PID", str(child.pid), *(["/F"] if hard else [])]
+            subprocess.run(killer, check=False, capture_output=True)
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL if hard else signal.SIGTERM)
+
+
+class _Pump:
+    """Reads one stream of a child in a thread, keeps the last `keep` pieces (all: None) and shows them on a screen."""
+
+    def __init__(
+        self, stack: contextlib.ExitStack, *, keep: int | None, screen: Screen | None = None, redact: Redactor
+    ) -> None:
+        self._screen, self._redact = screen, redact
+        self._live = screen is not None and screen.live and not _WINDOWS
+        self._ours, self.theirs = _terminal() if self._live else os.pipe()
+        self._theirs_open = True
+        self._kept: deque[str] = deque(maxlen=keep)
+        self._thread = threading.Thread(target=self._pump, daemon=True)
+        stack.callback(self._close)
+
+    def start(self) -> None:
+        """Start reading; our copy of the child's end is closed, so that its end is the end of the stream."""
+        self._shut_theirs()
+        self._thread.start()
+
+    def text(self) -> str:
+        """All that was kept. A grandchild outside the group can hold the stream open: it is not waited for."""
+        self._thread.join(2)
+        return "".join(list(self._kept))
+
+    def _pump(self) -> None:
+        if self._live:
+            self._pump_terminal()
+            return
+        with open(self._ours, encoding="utf-8", errors="replace", closefd=False) as stream:
+            for line in _whole_lines(stream):
+                self._kept.append(line)
+                if self._screen is not None and line.strip():
+                    self._screen.say(self._redact(line.rstrip()))
+
+    def _pump_terminal(self) -> None:
+        with contextlib.suppress(OSError):  # EIO is how a pseudo-terminal says that its other end is closed
+            while data := os.read(self._ours, 65536):
+                self._kept.append(data.decode("utf-8", "replace"))
+                os.write(sys.stderr.fileno(), data)
+
+    def _shut_theirs(self) -> None:
+        if self._theirs_open:
+            os.close(self.theirs)
+            self._theirs_open = False
+
+    def _close(self) -> None:
+        self._shut_theirs()
+        if (
+            not self._thread.is_alive()
+        ):  # a thread that still reads owns the descriptor: closing would give it another's
+            os.close(self._ours)
+
+
+def _whole_lines(stream: IO[str], longest: int = 65536) -> Iterator[str]:
+    """Lines of at most `longest` characters: a line without end must not fill the memory."""
+    while line := stream.readline(longest):
+        yield line
+
+
+def _terminal() -> tuple[int, int]:
+    """A pseudo-terminal as wide as ours, for the stderr of a tool whose progress the user should see (POSIX only)."""
+    import pty  # noqa: PLC0415 - POSIX only
+    import termios  # noqa: PLC0415 - POSIX only
+
+    ours, theirs = pty.openpty()
+    with contextlib.suppress(OSError, termios.error):
+        termios.tcsetwinsize(theirs, termios.tcgetwinsize(sys.stderr.fileno()))
+        mode = termios.tcgetattr(theirs)
+        mode[1] &= ~termios.OPOST  # the real terminal does the line ends
+        termios.tcsetattr(theirs, termios.TCSANOW, mode)
+    return ours, theirs
+
+
+def cannot_start(program: str | Path, error: OSError) -> AmlError:
+    """The error for a program that exists and does not start."""
+    return AmlError(Code.STATE, f"{program} cannot be started: {error.strerror or error}")

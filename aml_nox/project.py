@@ -1,0 +1,254 @@
+"""A project on its way from the manifest to a ready environment: each step hands a value to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from aml_nox import engine, installed, interpreter, lockfile, manifest, plan, requirements, store, uv, warm
+from aml_nox.calls import Call
+from aml_nox.context import Context
+from aml_nox.engine import Found, Wish
+from aml_nox.errors import AmlError, Code
+from aml_nox.lockfile import Lock
+from aml_nox.locking import Tools, Upgrade, compile_lock
+from aml_nox.manifest import Environment
+from aml_nox.options import Options
+from aml_nox.plan import EnvironmentPlan, Inputs, LockDecision, Policy
+from aml_nox.requirements import Declared
+
+
+@dataclass(frozen=True)
+class Project:
+    """One environment of one manifest, read once: what a verb works on."""
+
+    ctx: Context
+    options: Options
+    environment: Environment
+    declared: Declared
+    inputs: Inputs
+
+    @property
+    def lock_path(self) -> Path:
+        return self.ctx.root.folder / self.environment.lock_name
+
+    @property
+    def policy(self) -> Policy:
+        ci = self.ctx.environ.get("CI", "").lower() not in {"", "0", "false"}
+        return Policy(locked=self.options.locked, ci=ci, offline=self.options.offline)
+
+    @cached_property
+    def uv(self) -> uv.Uv:
+        """The uv of this run: looked for when something needs it, and once."""
+        try:
+            lock = lockfile.read(self.lock_path)
+        except AmlError:  # told by whoever needs the lock
+            lock = None
+        found = uv.ensure(self.ctx, lockfile.uv_wheels(lock))
+        uv.remember(self.ctx, found)
+        return found
+
+    @cached_property
+    def interpreter(self) -> interpreter.Interpreter:
+        """The interpreter of this run; --force chooses anew."""
+        return interpreter.ensure(self.ctx, lambda: self.uv, fresh=self.options.force)
+
+
+def open_project(call: Call, options: Options) -> Project:
+    """Read the manifest and all that it names.
+
+    Raises:
+        AmlError: AML_MANIFEST tells every fault of every file; AML_USAGE an environment that does not exist.
+
+    """
+    named = call.manifest_path(options)
+    if named is None:
+        hint = "`aml-nox init` makes one, --manifest names one elsewhere"
+        raise AmlError(Code.MANIFEST, f"there is no {warm.MANIFEST} in {call.cwd} or above", hint)
+    path = Path(named).absolute()
+    read = manifest.load(path)
+    root = store.locate(path.parent, call.environ)
+    ctx = Context(manifest=read, root=root, environ=call.environ, screen=call.screen, offline=options.offline)
+    name = options.env or (read.train.environment if call.verb == "train" and read.train else warm.DEFAULT)
+    environment = read.environment(name)
+    declared = requirements.declare(read, name)
+    return Project(ctx, options, environment, declared, plan.inputs(read, environment, declared))
+
+
+# --- looking: nothing is changed and nothing is started ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """How a project stands: its lock, and, once an interpreter is known, the environment to have and the one it has."""
+
+    lock: Lock | None
+    stale: Sequence[str] | None
+    wish: Wish | None
+    found: Found | None
+
+
+def look(project: Project) -> View:
+    """How the project stands now; status, plan, provision and train all ask this."""
+    lock = lockfile.read(project.lock_path)
+    stale = lockfile.stale(lock, project.inputs, project.declared)
+    known = None if project.options.force else interpreter.recorded(project.ctx)
+    if lock is None or stale or known is None:
+        return View(lock=lock, stale=stale, wish=None, found=None)
+    wish = wish_for(project, lock, known)
+    return View(lock=lock, stale=stale, wish=wish, found=engine.find(project.ctx, wish))
+
+
+def wish_for(project: Project, lock: Lock, python: interpreter.Interpreter) -> Wish:
+    """The environment that a lock describes for an interpreter."""
+    artifacts = lockfile.select(lock, python.target, project.declared)
+    planned = EnvironmentPlan(name=project.environment.name, artifacts=artifacts, target=python.target)
+    return Wish(plan=planned, interpreter=python, lock=lock, inputs=project.inputs)
+
+
+# --- the lock ---
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A lock that belongs to the manifest, whether this run wrote it, and why."""
+
+    lock: Lock
+    changed: bool
+    reasons: tuple[str, ...] = ()
+
+
+def settle(project: Project, *, upgrade: Upgrade | None = None) -> Settled:
+    """The lock of the environment: kept, made or updated as the policy allows."""
+    upgrade = upgrade or Upgrade()
+    lock, decision = _decide(project, upgrade)
+    if lock is not None and decision.action == "keep" and not upgrade.wanted:
+        return Settled(lock, changed=False)
+    _announce(project, decision)
+    tools = Tools(uv=project.uv, interpreter=project.interpreter)
+    with _project_lock(project):
+        lock, decision = _decide(project, upgrade)
+        if lock is not None and decision.action == "keep" and not upgrade.wanted:
+            return Settled(lock, changed=False)
+        path = project.lock_path
+        made = compile_lock(project.ctx, tools, path, project.declared, project.inputs, upgrade=upgrade)
+    _tell_lock(project, lock, made, decision)
+    return Settled(made, changed=lock is None or made.sha256 != lock.sha256, reasons=decision.reasons)
+
+
+def _decide(project: Project, upgrade: Upgrade) -> tuple[Lock | None, LockDecision]:
+    try:
+        lock = lockfile.read(project.lock_path)
+    except AmlError:
+        if not upgrade.anew:
+            raise
+        return None, LockDecision("make", ("--force",))
+    stale = lockfile.stale(lock, project.inputs, project.declared)
+    return lock, plan.decide_lock(project.lock_path.name, stale, project.policy)
+
+
+@contextmanager
+def _project_lock(project: Project) -> Iterator[None]:
+    ctx, what = project.ctx, project.lock_path.name
+    name = f"lock-{project.environment.name}"
+    with store.lock(ctx.root, name, what=what, wait=ctx.manifest.timeouts.lock_wait, screen=ctx.screen):
+        yield
+
+
+def _announce(project: Project, decision: LockDecision) -> None:
+    name = project.lock_path.name
+    if decision.action == "make":
+        project.ctx.say(f"making {name}: {'; '.join(decision.reasons)}")
+        if project.policy.ci:
+            project.ctx.say(f"warning: CI is set and {name} is missing: what is installed is not what was committed")
+    elif decision.action == "update":
+        project.ctx.say(f"updating {name}: {'; '.join(decision.reasons)}")
+
+
+def _tell_lock(project: Project, old: Lock | None, made: Lock, decision: LockDecision) -> None:
+    changes = plan.package_changes(old.packages if old else [], made.packages)
+    if decision.action == "make":
+        project.ctx.say(f"{made.path.name} has {len(made.packages)} packages: commit it beside aml.toml")
+    else:
+        project.ctx.say(f"{made.path.name}: {', '.join(changes) or 'the same packages'}")
+
+
+# --- the environment ---
+
+
+@dataclass(frozen=True, slots=True)
+class Provisioned:
+    """An environment that is ready, and what was done for it."""
+
+    found: Found
+    wish: Wish
+    report: Mapping[str, Any]
+
+
+def provisioned(project: Project) -> Provisioned:
+    """Make the environment true: lock, build, link, observation."""
+    view = look(project)
+    if view.found is not None and view.wish is not None and view.lock is not None:
+        return _finish(project, view.wish, view.found, Settled(view.lock, changed=False))
+    settled = settle(project)
+    wish = wish_for(project, settled.lock, project.interpreter)
+    found = engine.ensure(project.ctx, wish, lambda: project.uv, force=project.options.force)
+    return _finish(project, wish, found, settled)
+
+
+def _finish(project: Project, wish: Wish, found: Found, settled: Settled) -> Provisioned:
+    ctx = project.ctx
+    name = project.environment.name
+    facts = {
+        "path": ctx.root.relative(found.path),
+        "python": ctx.root.relative(found.python),
+        "key": wish.plan.key,
+        "version": wish.plan.target.version,
+    }
+    switched = _switch(project, found)
+    _observe(project, wish, found, facts, settled.lock)
+    report = warm.report(str(ctx.root.path), str(ctx.root.folder), name, facts, switched=switched)
+    changed = bool(found.reasons)
+    reasons = [*settled.reasons, *found.reasons]
+    report = {**report, "changed": changed, "reasons": reasons, "lock": lock_report(project, settled)}
+    return Provisioned(found, wish, report)
+
+
+def _switch(project: Project, found: Found) -> bool:
+    """Point the link; a tree that cannot be written is used as it is when its link is right."""
+    return store.switch(project.ctx.root, project.environment.name, found.path)
+
+
+def _observe(project: Project, wish: Wish, found: Found, facts: Mapping[str, Any], lock: Lock) -> None:
+    """Leave what the next run needs to see that nothing changed: of what was read here, not of what lies there now."""
+    ctx, declared = project.ctx, project.declared
+    root, folder = str(ctx.root.path), str(ctx.root.folder)
+    libraries = [str(wish.interpreter.library)] if wish.interpreter.library else []
+    watched = {
+        "files": [one.path for one in declared.files],
+        "wheels": [one.path for one in declared.wheels],
+        "stats": [*_vital(ctx, found), *libraries],
+        "site": ctx.root.relative(installed.site_packages(found.path)),
+    }
+    observed = warm.observe(root, folder, watched)
+    observed["files"] = {one.path: one.sha256 for one in declared.files}
+    if any(warm.sha256(str(ctx.root.folder / one.path)) != one.sha256 for one in declared.wheels):
+        return
+    name = warm.ready_name(project.ctx.manifest.sha256, lock.sha256, project.environment.name, ctx.environ)
+    record = {"root": root, "environment": facts, "watched": watched, "observed": observed}
+    store.write_ready(ctx.root.runtime / "ready" / name, record)
+
+
+def _vital(ctx: Context, found: Found) -> list[str]:
+    return [
+        ctx.root.relative(path) for path in (store.marker_path(found.path), found.path / "pyvenv.cfg", found.python)
+    ]
+
+
+def lock_report(project: Project, settled: Settled) -> dict[str, Any]:
+    """What is told of a lock."""
+    return {"path": str(project.lock_path), "changed": settled.changed}

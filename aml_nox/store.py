@@ -1,0 +1,325 @@
+"""The only file that writes state: where things lie in the AML root, locks, atomic writes, markers.
+
+Whatever is read later is written by a temporary file, fsync and rename, so that a kill leaves the old or the new.
+An environment counts only by its marker, which is written last and names its own real path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from aml_nox import warm
+from aml_nox.errors import AmlError, Code
+from aml_nox.screen import Screen
+
+SCHEMA = warm.SCHEMA
+_READY_KEPT = 32
+_SHORT = 12
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The AML root of a project: what lies where in it."""
+
+    path: Path
+    folder: Path
+
+    @property
+    def envs(self) -> Path:
+        return self.path / "envs"
+
+    @property
+    def tools(self) -> Path:
+        return self.path / "tools"
+
+    @property
+    def runtime(self) -> Path:
+        return self.path / "runtime"
+
+    @property
+    def jobs(self) -> Path:
+        return self.path / "jobs"
+
+    @property
+    def pythons(self) -> Path:
+        return self.path / "python"
+
+    def link(self, environment: str) -> Path:
+        """The link that people and editors follow to the current environment."""
+        return self.path / warm.link_name(environment)
+
+    def relative(self, path: Path) -> str:
+        """The path as records hold it: relative inside the root, as it is elsewhere."""
+        return path.relative_to(self.path).as_posix() if path.is_relative_to(self.path) else str(path)
+
+
+def locate(folder: Path, environ: Mapping[str, str]) -> Root:
+    """The root of a project folder.
+
+    Raises:
+        AmlError: AML_STATE for a root that would be a disaster, or that no PATH can hold.
+
+    """
+    root = Root(Path(warm.root_path(str(folder), dict(environ))), folder.resolve())
+    home = Path(environ["HOME"]).resolve() if environ.get("HOME") else None
+    if root.path in {Path(root.path.anchor), home}:
+        raise AmlError(Code.STATE, f"AML_ROOT must not be {root.path}", "name a folder of its own")
+    for path in (root.path, root.folder):
+        if os.pathsep in str(path):
+            message = f"the path {path} holds {os.pathsep!r}, which separates the entries of PATH"
+            raise AmlError(Code.STATE, message, "move the project to a folder without it")
+    return root
+
+
+def prepare(root: Root) -> None:
+    """Make the root; its .gitignore keeps all of it out of version control."""
+    for folder in (root.envs, root.runtime / "locks", root.runtime / "ready"):
+        folder.mkdir(parents=True, exist_ok=True)
+    ignore = root.path / ".gitignore"
+    if not ignore.exists():
+        write_bytes(ignore, b"*\n")
+
+
+def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write a file whole or not at all; `mode` is narrowed by the umask."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+@contextlib.contextmanager
+def scratch(root: Root, text: str) -> Iterator[Path]:
+    """A file that a tool reads while the block runs."""
+    path = root.runtime / f"scratch-{secrets.token_hex(4)}.txt"
+    prepare(root)
+    write_bytes(path, text.encode())
+    try:
+        yield path
+    finally:
+        remove(path)
+
+
+def write_program(path: Path, data: bytes) -> None:
+    """Place a program: whole, and only then executable under its name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, data, mode=0o755)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a record."""
+    write_bytes(path, (warm.to_json(value) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A record, or None where there is none that this version can read: a damaged record is as good as none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) and value.get("schema") == SCHEMA else None
+
+
+def now() -> str:
+    """The time in UTC, as records hold it (RFC 3339)."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+@contextlib.contextmanager
+def lock(root: Root, name: str, *, what: str, wait: float, screen: Screen) -> Iterator[None]:
+    """Hold a lock of the root; the operating system frees it with its holder, whatever the files say.
+
+    `wait` is in seconds. Look again at what was to be done after getting it.
+
+    Raises:
+        AmlError: AML_BUSY names the holder after `wait`; AML_STATE where the file system has no locks.
+
+    """
+    prepare(root)
+    path = root.runtime / "locks" / f"{name}.lock"
+    held = FileLock(path, fallback_to_soft=False)
+    _acquire(held, path, what=what, wait=wait, screen=screen)
+    holder = path.with_suffix(".json")
+    try:
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        write_json(holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": now(), "command": command})
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            holder.unlink()
+        held.release()
+
+
+@contextlib.contextmanager
+def alive(job: Path) -> Iterator[None]:
+    """Hold the lock that says that a job's process lives: a lock cannot be recycled as a process id can."""
+    with FileLock(job / "alive.lock", fallback_to_soft=False):
+        yield
+
+
+def is_alive(job: Path) -> bool:
+    """Whether somebody holds the lock of a job."""
+    try:
+        with FileLock(job / "alive.lock", blocking=False, fallback_to_soft=False):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # a tree that cannot be written tells nothing
+        return False
+
+
+def count_environments(root: Root) -> int:
+    """How many environments are kept that a marker certifies."""
+    return sum(1 for _ in root.envs.glob("*/.aml-ok-*"))
+
+
+def _acquire(held: FileLock, path: Path, *, what: str, wait: float, screen: Screen) -> None:
+    try:
+        with contextlib.suppress(Timeout):
+            held.acquire(blocking=False)
+            return
+        screen.say(f"waiting for {what}, {_holder(path)}")
+        held.acquire(timeout=wait)
+    except Timeout:
+        message = f"waited {wait:g} s for {what}, {_holder(path)}"
+        raise AmlError(Code.BUSY, message, "end that process, or raise timeouts.lock-wait") from None
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+            raise
+        message = f"the file system of {path.parent} has no file locks: {error}"
+        raise AmlError(Code.STATE, message, "set AML_ROOT to a folder on a local disk") from error
+
+
+def _holder(path: Path) -> str:
+    found = read_json(path.with_suffix(".json"))
+    if found is None:
+        return "held by another process"
+    pid, host, since, command = (found.get(name, "?") for name in ("pid", "host", "since", "command"))
+    return f"held by pid {pid} on {host} since {since}: {command}"
+
+
+def new_environment(root: Root, key: str) -> Path:
+    """A fresh directory for a build, at its final path."""
+    while True:
+        path = root.envs / f"{key[:_SHORT]}-{secrets.token_hex(2)}"
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+
+
+def marker_path(environment: Path) -> Path:
+    """Where the marker of an environment lies: the directory's own name tells the key."""
+    return environment / f".aml-ok-{environment.name.rpartition('-')[0]}"
+
+
+def read_marker(environment: Path) -> dict[str, Any] | None:
+    """The marker of an environment, whatever it says."""
+    return read_json(marker_path(environment))
+
+
+def retire(environment: Path) -> None:
+    """Take the marker from a directory that another has replaced; a job that runs in it keeps its files."""
+    marker_path(environment).unlink(missing_ok=True)
+
+
+def environments(root: Root, key: str) -> list[Path]:
+    """The directories that may hold an environment of this key."""
+    return sorted(root.envs.glob(f"{key[:_SHORT]}-????"))
+
+
+def current(root: Root, environment: str) -> Path | None:
+    """The directory that the environment's link leads to, were it there or not."""
+    with contextlib.suppress(OSError):
+        return root.path / root.link(environment).readlink()
+    return None
+
+
+def switch(root: Root, environment: str, target: Path) -> bool:
+    """Point the link to a built environment; whether that changed it.
+
+    Raises:
+        AmlError: AML_STATE when something of the user's stands there.
+
+    """
+    link = root.link(environment)
+    try:
+        return warm.switch(str(link), root.relative(target))
+    except FileExistsError:
+        message = f"{link} is a real file or folder, and the link to the environment belongs there"
+        raise AmlError(Code.STATE, message, "move it away; aml-nox never deletes what it did not make") from None
+
+
+def write_ready(path: Path, record: Mapping[str, Any]) -> None:
+    """Keep an observation for the next run; a tree that cannot be written is as ready without."""
+    try:
+        write_json(path, record)
+        by_age = sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns, reverse=True)
+        for old in by_age[_READY_KEPT:]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno not in {errno.EROFS, errno.EACCES, errno.EPERM}:
+            raise
+
+
+def remove(path: Path) -> None:
+    """Remove a file or directory that we made and nobody uses; what cannot be removed is left for `clean`."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def state_error(error: OSError) -> AmlError | None:
+    """What an operating system error means to a user; None when it is no fault of theirs."""
+    where = error.filename or "a file"
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return AmlError(Code.STATE, f"no space left for {where}", "free some space and run the same command again")
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        return AmlError(Code.STATE, f"{where} cannot be written or read: {error.strerror}", _owner_hint(where))
+    if error.errno in {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP}:
+        return AmlError(Code.STATE, f"{where}: {error.strerror}", "something stands where a file of aml-nox belongs")
+    return None
+
+
+def _owner_hint(where: str | bytes) -> str:
+    if sys.platform == "win32":
+        return "check the permissions of this folder"
+    path = Path(os.fsdecode(where))
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    uid = path.stat().st_uid
+    return f"{path} belongs to {_user(uid)}, this is {_user(os.geteuid())}: change its owner, or set AML_ROOT elsewhere"
+
+
+def _user(uid: int) -> str:
+    import pwd  # noqa: PLC0415 - POSIX only
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"

@@ -1,0 +1,1 @@
+"""The training job: run it, record it, judge what it measured."""
