@@ -36,7 +36,7 @@ def main() -> int:
 def _run(verb: str, argv: list[str]) -> AmlError | None:
     if verb not in options.VERBS:
         close = difflib.get_close_matches(verb, options.VERBS, n=1)
-        hint = f"did you mean: {_PROGRAM} {close[0]}" if close else f"{_PROGRAM} --help lists the verbs"
+        hint = f"did you mean `{_PROGRAM} {close[0]}`" if close else f"`{_PROGRAM} --help` lists the verbs"
         return AmlError(Code.USAGE, f"there is no verb {verb!r}", hint)
     screen = Screen(_say, live=sys.stderr.isatty())
     command = f"{_PROGRAM} {verb}"

@@ -98,17 +98,11 @@ def type_of(value: object) -> str:
     return next((words for kind, words in _TYPES if isinstance(value, kind)), "nothing")
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that was probably meant."""
-    close = difflib.get_close_matches(name[:_SHOWN], known, n=1)
-    return close[0] if close else None
-
-
 def suggest(name: str, known: Iterable[str]) -> str:
     """Say which of the known names was probably meant, or else list them."""
     names = sorted(set(known))
     for each in names:
         if each.lower() == name.lower():
             return f"did you mean {quote(each)}? Upper and lower case differ here"
-    close = nearest(name, names)
-    return f"did you mean {quote(close)}?" if close else f"known are {', '.join(names)}"
+    close = difflib.get_close_matches(name[:_SHOWN], names, n=1)
+    return f"did you mean {quote(close[0])}?" if close else f"known are {', '.join(names)}"

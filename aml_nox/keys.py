@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aml_nox.faults import Fault, FaultError, Gather, fault, nearest, quote, suggest, type_of
+from aml_nox.faults import Fault, FaultError, Gather, fault, quote, suggest, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -61,7 +61,17 @@ class Key:
 
     def described(self) -> str:
         """Say what the key means, and what of it is not supported yet."""
-        return f"{self.doc} (not supported yet: {self.planned})" if self.planned else self.doc
+        if not self.planned:
+            return self.doc
+        return f"{self.doc} Not supported yet{'' if self.planned == ANY_USE else f': {self.planned}'}."
+
+    def is_required(self) -> bool:
+        """Say whether a document without the key is refused: also where a table's own keys are required."""
+        try:
+            self._absent()
+        except FaultError:
+            return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +130,12 @@ class Format:
 
     def _advice(self, name: str, known: list[str]) -> str:
         elsewhere = [key.table for key in self.keys if key.name == name and key.table]
-        if len(elsewhere) == 1 and not nearest(name, known):
-            return f"it belongs in [{elsewhere[0]}]"
-        return suggest(name, known)
+        return f"it belongs in [{elsewhere[0]}]" if len(elsewhere) == 1 else suggest(name, known)
 
     def schema(self, table: str) -> Schema:
         """Describe a table as JSON schema, draft-07."""
         keys = self.of(table)
-        required = [key.name for key in keys if key.default is REQUIRED]
+        required = [key.name for key in keys if key.is_required()]
         return {
             "type": "object",
             "additionalProperties": False,

@@ -95,7 +95,7 @@ def _resolve(
 ) -> None:
     with store.scratch(ctx.root, "".join(f"{one}\n" for one in limits)) as constraints:
         # uv warns of an empty file.
-        limited = ["--constraints", constraints] if limits else []
+        limited: list[str | Path] = ["--constraints", constraints] if limits else []
         argv = [*compile_argv(ctx, tools, output), *limited, *flags]
         stdin = "".join(f"{one}\n" for one in words)
         limit = ctx.manifest.timeouts.install

@@ -218,71 +218,114 @@ def _environment_name(name: str) -> str:
     return name
 
 
-def _table(name: str) -> Kind:
+def _table(name: str, example: str = "{}") -> Kind:
     return Kind(
-        words="a table", example="{}", parse=lambda raw: FORMAT.read(name, raw), schema=lambda: FORMAT.schema(name)
+        words="a table", example=example, parse=lambda raw: FORMAT.read(name, raw), schema=lambda: FORMAT.schema(name)
     )
 
 
+_EXTRA = _table("index.extra", '{name = "corp", url = "https://index.example.com/simple"}')
+_GATE = _table("train.gates", '{metric = "accuracy", min = 0.95}')
+_REGISTER = _table("train.register", '{name = "digits"}')
 _ENVIRONMENT_NAME = read("a name", '"gpu"', r"(?!default$)(?!aml[0-9a-f]{4}$)[a-z0-9][a-z0-9-]*", _environment_name)
 _REQUIREMENTS = list_of(kinds.REQUIREMENT, "an array of PEP 508 requirements")
 _PATHS = list_of(kinds.PATH, "an array of paths")
 _SETTINGS = map_of(kinds.TEXT, kinds.SCALAR, "a table of strings and integers", '{partition = "gpu"}')
 _PLATFORM = choice(*(f"{system}-{cpu}" for system in ("linux", "macos", "windows") for cpu in ("x86_64", "arm64")))
+_DIGESTS = f"{{linux-x86_64 = {kinds.SHA256.example}}}"
 
+# A table reads best as one: a row to a key.
 # fmt: off
 KEYS = (
     Key("", "uv", _table("uv"), {}, "Where uv comes from."),
-    Key("", "python", _table("python"), {}, "Which interpreter."),
+    Key("", "python", _table("python", '{version = "3.11"}'), {}, "Which interpreter."),
     Key("", "index", _table("index"), {}, "Where packages come from."),
     Key("", "environment", _table("environment"), {}, "What the environment called default is made of."),
-    Key("", "environments", map_of(_ENVIRONMENT_NAME, _table("environment"), "a table of environments", "{}"), {},
-        "More environments by name, each laid over [environment]."),
+    Key(
+        "",
+        "environments",
+        map_of(_ENVIRONMENT_NAME, _table("environment"), "a table of environments", "{}"),
+        {},
+        "More environments by name, each laid over [environment].",
+    ),
     Key("", "timeouts", _table("timeouts"), {}, "How long each step may run."),
-    Key("", "train", _table("train"), None, "The training job."),
-
-    Key("uv", "source", choice("auto", "index", "installer", "url", "path", "system", "none"), "auto",
-        "Where uv is taken from; none is the fallback to pip.", planned="url, installer, none"),
+    Key("", "train", _table("train", '{script = "train.py"}'), None, "The training job."),
+    Key(
+        "uv",
+        "source",
+        choice("auto", "index", "installer", "url", "path", "system", "none"),
+        "auto",
+        "Where uv is taken from; none is the fallback to pip.",
+        planned="url, installer, none",
+    ),
     Key("uv", "version", kinds.UV, ">=0.11.32", "Which uv; never one below 0.11.32."),
     Key("uv", "path", kinds.PATH, None, "The uv to use, for source path."),
     Key("uv", "url", kinds.ARCHIVE, None, "The archive or wheel that holds uv, for source url.", planned=ANY_USE),
-    Key("uv", "sha256", map_of(_PLATFORM, kinds.SHA256, "a table from platform to sha256", '{"linux-x86_64" = "…"}'),
-        {}, "The digest of the archive for each platform, for source url.", planned=ANY_USE),
-
+    Key(
+        "uv",
+        "sha256",
+        map_of(_PLATFORM, kinds.SHA256, "a table from platform to sha256", _DIGESTS),
+        {},
+        "The digest of the archive for each platform, for source url.",
+        planned=ANY_USE,
+    ),
     Key("python", "version", kinds.PYTHON, REQUIRED, "Which CPython. A string: unquoted, TOML reads 3.10 as 3.1."),
-    Key("python", "preference", choice("managed", "only-managed", "system", "only-system"), "managed",
-        "Whether uv's own builds or the system's come first, in uv's words."),
+    Key(
+        "python",
+        "preference",
+        choice("managed", "only-managed", "system", "only-system"),
+        "managed",
+        "Whether uv's own builds or the system's come first, in uv's words.",
+    ),
     Key("python", "path", kinds.PATH, None, "The interpreter to use."),
     Key("python", "mirror", kinds.URL, None, "From where uv downloads its builds.", planned=ANY_USE),
     Key("python", "downloads-json", kinds.PLACE, None, "uv's list of builds.", planned=ANY_USE),
-
     Key("index", "url", kinds.URL, None, "The index that replaces uv's default one. No user name or password."),
-    Key("index", "name", kinds.NAME, "default", "Its name, as in UV_INDEX_<NAME>_USERNAME."),
-    Key("index", "extra", list_of(_table("index.extra"), "an array of tables"), [],
-        "Indexes that are asked before it. The order has meaning."),
-    Key("index", "strategy", choice("first-index", "unsafe-first-match", "unsafe-best-match"), "first-index",
-        "How uv chooses between indexes, in uv's words."),
+    Key("index", "name", kinds.NAME, "default", "Its name, as in `UV_INDEX_<NAME>_USERNAME`."),
+    Key(
+        "index",
+        "extra",
+        list_of(_EXTRA, "an array of tables"),
+        [],
+        "Indexes that are asked before it. The order has meaning.",
+    ),
+    Key(
+        "index",
+        "strategy",
+        choice("first-index", "unsafe-first-match", "unsafe-best-match"),
+        "first-index",
+        "How uv chooses between indexes, in uv's words.",
+    ),
     Key("index", "exclude-newer", kinds.OFFSET_TIME, None, "Leave out what was uploaded later, when locking."),
     Key("index.extra", "name", kinds.NAME, REQUIRED, "Its name; unique."),
     Key("index.extra", "url", kinds.URL, REQUIRED, "Its URL."),
-
-    Key("environment", "requirements", _REQUIREMENTS, [], "What is installed. Local wheels: name @ ./wheels/x.whl"),
+    Key("environment", "requirements", _REQUIREMENTS, [], "What is installed. Local wheels: `name @ ./wheels/x.whl`."),
     Key("environment", "requirements-files", _PATHS, [], "Files in pip's format with more of them."),
     Key("environment", "constraints", _REQUIREMENTS, [], "Bounds for what is installed for whatever reason."),
     Key("environment", "overrides", _REQUIREMENTS, [], "What beats the packages' own demands.", planned=ANY_USE),
     Key("environment", "editable", _PATHS, [], "Projects installed in place.", planned=ANY_USE),
-    Key("environment", "allow-build", list_of(kinds.PACKAGE, "an array of package names"), [],
-        "Packages that may be built from source.", planned=ANY_USE),
+    Key(
+        "environment",
+        "allow-build",
+        list_of(kinds.PACKAGE, "an array of package names"),
+        [],
+        "Packages that may be built from source.",
+        planned=ANY_USE,
+    ),
     Key("environment", "torch-backend", kinds.BACKEND, None, "Which builds of torch, in uv's words.", planned=ANY_USE),
-    Key("environment", "link-mode", choice("clone", "copy", "hardlink", "symlink"), None,
-        "How files come out of uv's cache; absent: uv's own choice.", planned=ANY_USE),
-
+    Key(
+        "environment",
+        "link-mode",
+        choice("clone", "copy", "hardlink", "symlink"),
+        None,
+        "How files come out of uv's cache; absent: uv's own choice.",
+        planned=ANY_USE,
+    ),
     Key("timeouts", "uv", kinds.DURATION, "10m", "Fetching uv."),
     Key("timeouts", "python", kinds.DURATION, "10m", "Fetching an interpreter."),
     Key("timeouts", "venv", kinds.DURATION, "5m", "Making the virtual environment."),
     Key("timeouts", "install", kinds.DURATION, "10m", "Locking, or installing."),
     Key("timeouts", "lock-wait", kinds.DURATION, "20m", "Waiting for another run."),
-
     Key("train", "script", kinds.PATH, None, "The script to run; this or module."),
     Key("train", "module", kinds.MODULE, None, "The module to run; this or script."),
     Key("train", "args", list_of(kinds.ARGUMENT, "an array of strings"), [], "Its arguments."),
@@ -291,19 +334,36 @@ KEYS = (
     Key("train", "dataset", kinds.PATH, None, "The folder or file with the data.", planned=ANY_USE),
     Key("train", "timeout", kinds.DURATION, None, "How long it may run; absent: for ever."),
     Key("train", "grace", kinds.DURATION, "10s", "How long it has to end by itself once it is told to."),
-    Key("train", "isolation", choice("prefer", "require", "off"), "prefer",
-        "Whether it runs without network and out of reach of other processes.", planned="require"),
+    Key(
+        "train",
+        "isolation",
+        choice("prefer", "require", "off"),
+        "prefer",
+        "Whether it runs without network and out of reach of other processes.",
+        planned="require",
+    ),
     Key("train", "pass-env", list_of(kinds.VARIABLE, "an array of names"), [], "Variables that it inherits."),
-    Key("train", "env", map_of(kinds.VARIABLE, kinds.ARGUMENT, "a table of strings", '{KEY = "value"}'), {},
-        "Variables that are set for it."),
+    Key(
+        "train",
+        "env",
+        map_of(kinds.VARIABLE, kinds.ARGUMENT, "a table of strings", '{KEY = "value"}'),
+        {},
+        "Variables that are set for it.",
+    ),
     Key("train", "max-parallel", at_least(1), 1, "How many jobs may run at once.", planned=OTHERS),
     Key("train", "launcher", choice("local", "slurm", "ray"), "local", "What starts it.", planned=OTHERS),
-    Key("train", "gates", list_of(_table("train.gates"), "an array of tables"), [], "What its metrics must fulfil."),
-    Key("train", "register", _table("train.register"), None, "The registry of models.", planned=ANY_USE),
+    Key("train", "gates", list_of(_GATE, "an array of tables"), [], "What its metrics must fulfil."),
+    Key(
+        "train",
+        "register",
+        _table("train.register", '{name = "digits"}'),
+        None,
+        "The registry of models.",
+        planned=ANY_USE,
+    ),
     Key("train", "resources", _table("train.resources"), None, "What a launcher is asked for.", planned=ANY_USE),
     Key("train", "slurm", _SETTINGS, None, "Options for Slurm.", planned=ANY_USE),
     Key("train", "ray", _SETTINGS, None, "Options for Ray.", planned=ANY_USE),
-
     Key("train.gates", "metric", kinds.TEXT, REQUIRED, "The metric's name in metrics.json."),
     Key("train.gates", "min", kinds.NUMBER, None, "The least that passes."),
     Key("train.gates", "max", kinds.NUMBER, None, "The most that passes."),
@@ -411,6 +471,14 @@ TABLES = (
 
 FORMAT = Format(KEYS, TABLES)
 
+_PREFACE = """# aml.toml
+
+Generated by `docs/generate.py` from the table of keys in `aml_nox/manifest.py`; `aml.schema.json` is made of the same.
+
+Paths are relative to the folder of aml.toml; `~` and variables are not expanded. Only `python.version` is required. All
+faults of a file are told at once, each with its line, its key and a remedy. Requirement files may hold requirements,
+comments, continued lines, `-r`, `-c` and `--hash=sha256:…`; all other options belong in aml.toml."""
+
 
 def load(path: Path) -> Manifest:
     """Read an aml.toml; raises AML_MANIFEST with all its faults, one a line, each with line, key path and remedy."""
@@ -446,8 +514,7 @@ def schema() -> Schema:
 
 def reference() -> str:
     """Return the reference page of aml.toml, in Markdown."""
-    lines = ("# aml.toml", "", "Generated by `docs/generate.py` from the table of keys in `aml_nox/manifest.py`.")
-    return "\n".join((*lines, *FORMAT.page(), ""))
+    return "\n".join((_PREFACE, *FORMAT.page(), ""))
 
 
 def where(manifest: Manifest, place: Place) -> str:

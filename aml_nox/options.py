@@ -78,7 +78,7 @@ class Options:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise AmlError(Code.USAGE, message, f"{self.prog} --help lists the options")
+        raise AmlError(Code.USAGE, message, f"`{self.prog} --help` lists the options")
 
 
 def parse(verb: str, argv: Sequence[str], *, command: str, lenient: bool) -> Options:
@@ -94,7 +94,7 @@ def parse(verb: str, argv: Sequence[str], *, command: str, lenient: bool) -> Opt
     if unknown:
         raise _unknown(verb, ours, unknown, command)
     if arguments and verb != "train" and not lenient:
-        raise AmlError(Code.USAGE, f"{verb} takes no arguments behind --", f"{command} --help lists the options")
+        raise AmlError(Code.USAGE, f"{verb} takes no arguments behind --", f"`{command} --help` lists the options")
     found = {name: value for name, value in vars(values).items() if value is not None}
     return Options(**{**found, "upgrade_package": tuple(found.get("upgrade_package", ()))}, arguments=tuple(arguments))
 
@@ -124,17 +124,17 @@ def _parser(verb: str, command: str, verbs: Iterable[str]) -> _Parser:
 def _unknown(verb: str, ours: Sequence[str], unknown: Sequence[str], command: str) -> AmlError:
     word = unknown[0]
     known = [option.name for option in OPTIONS if verb in option.verbs]
-    close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
+    close = difflib.get_close_matches(word.partition("=")[0], known, n=1, cutoff=0.7)
     kind = "option" if word.startswith("-") else "argument"
     message = f"{verb} has no {kind} {word}"
     if close:
         corrected = [close[0] + one.removeprefix(word.partition("=")[0]) if one == word else one for one in ours]
-        return AmlError(Code.USAGE, message, f"did you mean: {command} {' '.join(corrected)}")
+        return AmlError(Code.USAGE, message, f"did you mean `{command} {' '.join(corrected)}`")
     if verb == "train":
         rest = [one for one in ours if one not in unknown]
         behind = " ".join([*rest, "--", *unknown])
-        return AmlError(Code.USAGE, message, f"the script's own arguments stand behind --: {command} {behind}")
-    return AmlError(Code.USAGE, message, f"{command} --help lists the options")
+        return AmlError(Code.USAGE, message, f"the script's own arguments stand behind --: `{command} {behind}`")
+    return AmlError(Code.USAGE, message, f"`{command} --help` lists the options")
 
 
 def usage(verb: str, command: str) -> str:

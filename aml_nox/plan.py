@@ -1,6 +1,6 @@
 """Deciding, without doing: digests, keys, what has to happen and why. Nothing here touches a disk or starts a process.
 
-Canonical JSON is what is hashed: sorted keys, no spaces, UTF-8, no NaN (docs/digests.md specifies both digests).
+Canonical JSON is what is hashed: sorted keys, no spaces, UTF-8, no NaN.
 """
 
 from __future__ import annotations
