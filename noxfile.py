@@ -7,7 +7,6 @@ import nox
 import aml_nox
 
 nox.options.sessions = ["tests", "lint", "typing"]
-nox.options.default_venv_backend = "uv|venv"
 nox.options.reuse_existing_virtualenvs = True
 
 LINTERS = ("mypy==2.4.1", "ruff==0.17.6")
