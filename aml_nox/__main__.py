@@ -2,52 +2,47 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 
 from aml_nox import front, options
 from aml_nox.calls import Call
 from aml_nox.errors import AmlError, Code
-from aml_nox.screen import Screen
+from aml_nox.screen import Screen, ensure_streams, put
 
 _PROGRAM = "aml-nox"
 
 
 def main() -> int:
     """Run one verb; the status is 0, that of the fault, or 128 + the signal that ended it."""
+    ensure_streams()
     verb, *argv = sys.argv[1:] or ["--help"]
     if verb in {"--help", "-h", "help"}:
-        sys.stdout.write(_overview())
+        put(sys.stdout, _overview())
         return 0
     try:
         error = _run(verb, argv)
     except KeyboardInterrupt:
         _say("interrupted")
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     for line in error.lines() if error else []:
         _say(line)
     return error.status if error else 0
 
 
 def _run(verb: str, argv: list[str]) -> AmlError | None:
-    if verb not in options.VERBS:
-        close = difflib.get_close_matches(verb, options.VERBS, n=1)
-        hint = f"did you mean `{_PROGRAM} {close[0]}`" if close else f"`{_PROGRAM} --help` lists the verbs"
-        return AmlError(Code.USAGE, f"there is no verb {verb!r}", hint)
     screen = Screen(_say, live=sys.stderr.isatty())
     command = f"{_PROGRAM} {verb}"
-    cwd = os.getcwd()  # noqa: PTH109 - pathlib is not imported on the warm path
+    try:
+        cwd = os.getcwd()  # noqa: PTH109 - pathlib is not imported on the warm path
+    except FileNotFoundError:
+        return AmlError(Code.STATE, "the current folder is gone", "change to one that exists")
     call = Call(verb=verb, argv=argv, command=command, manifest=None, cwd=cwd, environ=os.environ, screen=screen)
     return front.execute(call)
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    put(sys.stderr, f"{line}\n")
 
 
 def _overview() -> str:

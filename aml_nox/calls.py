@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,8 @@ from aml_nox.screen import Screen
 class Call:
     """A front end's call: the verb, its arguments, and how the user wrote the command.
 
-    `manifest` is used where no option names one; None looks for it from `cwd` upward. `may_run` is False where the job
-    itself must not be run.
+    `manifest` is used where no option names one; None looks for it from `cwd` upward. `may_run` says whether the job
+    itself is to be run; it is asked when all is ready for it.
     """
 
     verb: str
@@ -29,7 +29,7 @@ class Call:
     environ: Mapping[str, str]
     screen: Screen
     lenient: bool = False
-    may_run: bool = True
+    may_run: Callable[[], bool] = lambda: True
 
     def manifest_path(self, chosen: Options) -> str | None:
         """The aml.toml that was named, or the nearest upward."""

@@ -69,11 +69,26 @@ def fault(path: Path, marker: Mapping[str, Any], wish: Wish) -> str | None:
         return "it is another environment"
     if marker.get("path") != os.path.realpath(path):
         return f"the project moved or was copied: it was built at {marker.get('path')}"
-    if os.path.realpath(python_of(path)) != str(wish.interpreter.path):
+    if recorded.get("path") != str(wish.interpreter.path):
         return f"its interpreter was {recorded.get('path')}, now it is {wish.interpreter.path}"
     if recorded != wish.interpreter.identity:
         return f"the interpreter {wish.interpreter.path} was replaced: its bytes are others"
-    return _content_fault(path, wish, hashes=False)
+    return _venv_fault(path, wish.interpreter) or _content_fault(path, wish, hashes=False)
+
+
+def _venv_fault(path: Path, interpreter: Interpreter) -> str | None:
+    """Why a directory is no virtual environment of an interpreter, in words: its programs would run the base one."""
+    program, config = python_of(path), path / "pyvenv.cfg"
+    if os.path.realpath(program) != str(interpreter.path):
+        found = f"leads to {os.path.realpath(program)}" if program.exists() else "is missing"
+        return f"{program.relative_to(path).as_posix()} {found}"
+    text = config.read_text("utf-8", "replace") if config.is_file() else ""
+    settings = dict(line.split(" = ", 1) for line in text.splitlines() if " = " in line)
+    if Path(settings.get("home", "")) != interpreter.path.parent:
+        return f"its pyvenv.cfg names the home {settings.get('home', '')!r}, not {interpreter.path.parent}"
+    if settings.get("include-system-site-packages") != "false":
+        return "its pyvenv.cfg lets in the packages of the system"
+    return None
 
 
 def _content_fault(path: Path, wish: Wish, *, hashes: bool) -> str | None:
@@ -89,7 +104,8 @@ def reasons(ctx: Context, wish: Wish) -> list[str]:
         return ["there is none yet"]
     marker = store.read_marker(path)
     if marker is None:
-        return [f"{ctx.root.relative(path)} has no marker: it was deleted, or a build was cut off"]
+        why = "has no marker: it was deleted, or a build was cut off" if path.is_dir() else "is gone"
+        return [f"{ctx.root.relative(path)} {why}"]
     if marker.get("key") == wish.plan.key:
         return [fault(path, marker, wish) or "--force"]
     return rebuild_reasons(marker, wish.plan) or ["its key differs"]
@@ -165,10 +181,8 @@ def _make_venv(ctx: Context, wish: Wish, tool: uv.Uv, path: Path) -> None:
 
 def _assert_venv(path: Path, interpreter: Interpreter) -> None:
     """Hold that it is a virtual environment: uv installs into the base interpreter where it is none."""
-    config = (path / "pyvenv.cfg").read_text("utf-8") if (path / "pyvenv.cfg").is_file() else ""
-    home = dict(line.split(" = ", 1) for line in config.splitlines() if " = " in line).get("home", "")
-    if Path(home) != interpreter.path.parent or os.path.realpath(python_of(path)) != str(interpreter.path):
-        message = f"{path} is no virtual environment of {interpreter.path}: its home is {home!r}"
+    if wrong := _venv_fault(path, interpreter):
+        message = f"{path} is no virtual environment of {interpreter.path}: {wrong}"
         raise AmlError(Code.VENV_FAILED, message, "another process changed it, or the disk is full: provision again")
 
 

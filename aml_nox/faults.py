@@ -102,7 +102,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """Say which of the known names was probably meant, or else list them."""
     names = sorted(set(known))
     for each in names:
-        if each.lower() == name.lower():
+        if each == name.lower():
             return f"did you mean {quote(each)}? Upper and lower case differ here"
     close = difflib.get_close_matches(name[:_SHOWN], names, n=1)
     return f"did you mean {quote(close[0])}?" if close else f"known are {', '.join(names)}"

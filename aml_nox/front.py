@@ -5,18 +5,14 @@ Nothing but the standard library is imported before it is known that something h
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from types import FrameType
 
-from aml_nox import options, warm
+from aml_nox import interrupts, options, warm
 from aml_nox.calls import Call, Outcome
 from aml_nox.errors import AmlError, Code
 from aml_nox.options import Options
+from aml_nox.screen import put
 
 
 def execute(call: Call) -> AmlError | None:
@@ -28,16 +24,18 @@ def execute(call: Call) -> AmlError | None:
     try:
         chosen = options.parse(call.verb, call.argv, command=call.command, lenient=call.lenient)
         if chosen.help:
-            sys.stdout.write(options.usage(call.verb, call.command))
+            put(sys.stdout, options.usage(call.verb, call.command))
             return None
-        with _signals():
+        with interrupts.noted():
             outcome = _warm(call, chosen) or _cold(call, chosen)
     except AmlError as error:
         outcome = Outcome(error=error)
     try:
         _report(call, target, outcome)
     except OSError as error:
-        return AmlError(Code.USAGE, f"--json {target}: {error.strerror}", "name a file that can be written, or -")
+        # What the work ended with weighs more than that nobody could be told.
+        told = AmlError(Code.USAGE, f"--json {target}: {error.strerror}", "name a file that can be written, or -")
+        return outcome.error or told
     return outcome.error
 
 
@@ -67,27 +65,8 @@ def _report(call: Call, target: str | None, outcome: Outcome) -> None:
     described = {"code": str(error.code), "message": error.message, "hint": error.hint} if error else None
     text = warm.to_json({"verb": call.verb, "ok": error is None, "error": described, **outcome.values}) + "\n"
     if target == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        if unheard := put(sys.stdout, text):
+            raise unheard
     else:
         with open(os.path.join(call.cwd, target), "w", encoding="utf-8") as stream:  # noqa: PTH118, PTH123 - likewise
             stream.write(text)
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """Let a request to end unwind the stack, so that children are ended and locks released on the way."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.signal(number, _leave) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from aml_nox import interrupts
+
 
 @dataclass(frozen=True, slots=True)
 class Drift:
@@ -99,6 +101,7 @@ def _normal(site: Path, file: str) -> str:
 
 
 def _examine(environment: Path, path: Path, claims: Sequence[_Claim], hashes: bool) -> Iterator[Drift]:  # noqa: FBT001 - private, passed on
+    interrupts.honour()
     shown = path.relative_to(environment).as_posix() if path.is_relative_to(environment) else str(path)
     owner = claims[0].distribution
     if "__pycache__" in path.parts:

@@ -224,78 +224,51 @@ def _table(name: str, example: str = "{}") -> Kind:
     )
 
 
-_EXTRA = _table("index.extra", '{name = "corp", url = "https://index.example.com/simple"}')
+_INDEX = _table("index.extra", '{name = "corp", url = "https://index.example.com/simple"}')
 _GATE = _table("train.gates", '{metric = "accuracy", min = 0.95}')
 _REGISTER = _table("train.register", '{name = "digits"}')
 _ENVIRONMENT_NAME = read("a name", '"gpu"', r"(?!default$)(?!aml[0-9a-f]{4}$)[a-z0-9][a-z0-9-]*", _environment_name)
+_PLATFORM = choice(*(f"{system}-{cpu}" for system in ("linux", "macos", "windows") for cpu in ("x86_64", "arm64")))
+_SOURCE = choice("auto", "index", "installer", "url", "path", "system", "none")
+_PREFERENCE = choice("managed", "only-managed", "system", "only-system")
+_STRATEGY = choice("first-index", "unsafe-first-match", "unsafe-best-match")
+_LINKS = choice("clone", "copy", "hardlink", "symlink")
+_ISOLATION = choice("prefer", "require", "off")
+_EXTRAS = list_of(_INDEX, "an array of tables")
+_GATES = list_of(_GATE, "an array of tables")
 _REQUIREMENTS = list_of(kinds.REQUIREMENT, "an array of PEP 508 requirements")
 _PATHS = list_of(kinds.PATH, "an array of paths")
+_NAMES = list_of(kinds.PACKAGE, "an array of package names")
+_ENVIRONMENTS = map_of(_ENVIRONMENT_NAME, _table("environment"), "a table of environments", "{}")
+_SHA256 = map_of(
+    _PLATFORM, kinds.SHA256, "a table from platform to sha256", f"{{linux-x86_64 = {kinds.SHA256.example}}}"
+)
+_VALUES = map_of(kinds.VARIABLE, kinds.ARGUMENT, "a table of strings", '{KEY = "value"}')
 _SETTINGS = map_of(kinds.TEXT, kinds.SCALAR, "a table of strings and integers", '{partition = "gpu"}')
-_PLATFORM = choice(*(f"{system}-{cpu}" for system in ("linux", "macos", "windows") for cpu in ("x86_64", "arm64")))
-_DIGESTS = f"{{linux-x86_64 = {kinds.SHA256.example}}}"
 
-# A table reads best as one: a row to a key.
-# fmt: off
+# A row to a key: what would not fit in a line has a name above.
 KEYS = (
     Key("", "uv", _table("uv"), {}, "Where uv comes from."),
     Key("", "python", _table("python", '{version = "3.11"}'), {}, "Which interpreter."),
     Key("", "index", _table("index"), {}, "Where packages come from."),
     Key("", "environment", _table("environment"), {}, "What the environment called default is made of."),
-    Key(
-        "",
-        "environments",
-        map_of(_ENVIRONMENT_NAME, _table("environment"), "a table of environments", "{}"),
-        {},
-        "More environments by name, each laid over [environment].",
-    ),
+    Key("", "environments", _ENVIRONMENTS, {}, "More environments by name, each laid over [environment]."),
     Key("", "timeouts", _table("timeouts"), {}, "How long each step may run."),
     Key("", "train", _table("train", '{script = "train.py"}'), None, "The training job."),
-    Key(
-        "uv",
-        "source",
-        choice("auto", "index", "installer", "url", "path", "system", "none"),
-        "auto",
-        "Where uv is taken from; none is the fallback to pip.",
-        planned="url, installer, none",
-    ),
+    Key("uv", "source", _SOURCE, "auto", "Where from; none: the fallback to pip.", planned="url, installer, none"),
     Key("uv", "version", kinds.UV, ">=0.11.32", "Which uv; never one below 0.11.32."),
     Key("uv", "path", kinds.PATH, None, "The uv to use, for source path."),
     Key("uv", "url", kinds.ARCHIVE, None, "The archive or wheel that holds uv, for source url.", planned=ANY_USE),
-    Key(
-        "uv",
-        "sha256",
-        map_of(_PLATFORM, kinds.SHA256, "a table from platform to sha256", _DIGESTS),
-        {},
-        "The digest of the archive for each platform, for source url.",
-        planned=ANY_USE,
-    ),
+    Key("uv", "sha256", _SHA256, {}, "Its digest for each platform, for source url.", planned=ANY_USE),
     Key("python", "version", kinds.PYTHON, REQUIRED, "Which CPython. A string: unquoted, TOML reads 3.10 as 3.1."),
-    Key(
-        "python",
-        "preference",
-        choice("managed", "only-managed", "system", "only-system"),
-        "managed",
-        "Whether uv's own builds or the system's come first, in uv's words.",
-    ),
+    Key("python", "preference", _PREFERENCE, "managed", "Whether uv's own builds or the system's come first."),
     Key("python", "path", kinds.PATH, None, "The interpreter to use."),
     Key("python", "mirror", kinds.URL, None, "From where uv downloads its builds.", planned=ANY_USE),
     Key("python", "downloads-json", kinds.PLACE, None, "uv's list of builds.", planned=ANY_USE),
     Key("index", "url", kinds.URL, None, "The index that replaces uv's default one. No user name or password."),
     Key("index", "name", kinds.NAME, "default", "Its name, as in `UV_INDEX_<NAME>_USERNAME`."),
-    Key(
-        "index",
-        "extra",
-        list_of(_EXTRA, "an array of tables"),
-        [],
-        "Indexes that are asked before it. The order has meaning.",
-    ),
-    Key(
-        "index",
-        "strategy",
-        choice("first-index", "unsafe-first-match", "unsafe-best-match"),
-        "first-index",
-        "How uv chooses between indexes, in uv's words.",
-    ),
+    Key("index", "extra", _EXTRAS, [], "Indexes that are asked before it. The order has meaning."),
+    Key("index", "strategy", _STRATEGY, "first-index", "How uv chooses between indexes, in uv's words."),
     Key("index", "exclude-newer", kinds.OFFSET_TIME, None, "Leave out what was uploaded later, when locking."),
     Key("index.extra", "name", kinds.NAME, REQUIRED, "Its name; unique."),
     Key("index.extra", "url", kinds.URL, REQUIRED, "Its URL."),
@@ -304,23 +277,9 @@ KEYS = (
     Key("environment", "constraints", _REQUIREMENTS, [], "Bounds for what is installed for whatever reason."),
     Key("environment", "overrides", _REQUIREMENTS, [], "What beats the packages' own demands.", planned=ANY_USE),
     Key("environment", "editable", _PATHS, [], "Projects installed in place.", planned=ANY_USE),
-    Key(
-        "environment",
-        "allow-build",
-        list_of(kinds.PACKAGE, "an array of package names"),
-        [],
-        "Packages that may be built from source.",
-        planned=ANY_USE,
-    ),
+    Key("environment", "allow-build", _NAMES, [], "Packages that may be built from source.", planned=ANY_USE),
     Key("environment", "torch-backend", kinds.BACKEND, None, "Which builds of torch, in uv's words.", planned=ANY_USE),
-    Key(
-        "environment",
-        "link-mode",
-        choice("clone", "copy", "hardlink", "symlink"),
-        None,
-        "How files come out of uv's cache; absent: uv's own choice.",
-        planned=ANY_USE,
-    ),
+    Key("environment", "link-mode", _LINKS, None, "How files leave uv's cache; absent: its choice.", planned=ANY_USE),
     Key("timeouts", "uv", kinds.DURATION, "10m", "Fetching uv."),
     Key("timeouts", "python", kinds.DURATION, "10m", "Fetching an interpreter."),
     Key("timeouts", "venv", kinds.DURATION, "5m", "Making the virtual environment."),
@@ -334,33 +293,13 @@ KEYS = (
     Key("train", "dataset", kinds.PATH, None, "The folder or file with the data.", planned=ANY_USE),
     Key("train", "timeout", kinds.DURATION, None, "How long it may run; absent: for ever."),
     Key("train", "grace", kinds.DURATION, "10s", "How long it has to end by itself once it is told to."),
-    Key(
-        "train",
-        "isolation",
-        choice("prefer", "require", "off"),
-        "prefer",
-        "Whether it runs without network and out of reach of other processes.",
-        planned="require",
-    ),
+    Key("train", "isolation", _ISOLATION, "prefer", "Whether it runs cut off from network.", planned="require"),
     Key("train", "pass-env", list_of(kinds.VARIABLE, "an array of names"), [], "Variables that it inherits."),
-    Key(
-        "train",
-        "env",
-        map_of(kinds.VARIABLE, kinds.ARGUMENT, "a table of strings", '{KEY = "value"}'),
-        {},
-        "Variables that are set for it.",
-    ),
+    Key("train", "env", _VALUES, {}, "Variables that are set for it."),
     Key("train", "max-parallel", at_least(1), 1, "How many jobs may run at once.", planned=OTHERS),
     Key("train", "launcher", choice("local", "slurm", "ray"), "local", "What starts it.", planned=OTHERS),
-    Key("train", "gates", list_of(_GATE, "an array of tables"), [], "What its metrics must fulfil."),
-    Key(
-        "train",
-        "register",
-        _table("train.register", '{name = "digits"}'),
-        None,
-        "The registry of models.",
-        planned=ANY_USE,
-    ),
+    Key("train", "gates", _GATES, [], "What its metrics must fulfil."),
+    Key("train", "register", _REGISTER, None, "The registry of models.", planned=ANY_USE),
     Key("train", "resources", _table("train.resources"), None, "What a launcher is asked for.", planned=ANY_USE),
     Key("train", "slurm", _SETTINGS, None, "Options for Slurm.", planned=ANY_USE),
     Key("train", "ray", _SETTINGS, None, "Options for Ray.", planned=ANY_USE),
@@ -377,7 +316,6 @@ KEYS = (
     Key("train.resources", "memory", kinds.MEMORY, None, "Memory."),
     Key("train.resources", "gpus", at_least(0), 0, "Accelerators."),
 )
-# fmt: on
 
 
 def _source_has_what_it_needs(source: str, path: Path | None) -> None:
@@ -486,9 +424,9 @@ def load(path: Path) -> Manifest:
         with path.open("rb") as file:
             data = file.read(toml_text.MAX_BYTES + 1)
     except FileNotFoundError:
-        raise AmlError(Code.MANIFEST, f"{_label(path)}: there is no such file", "aml-nox init makes one") from None
+        raise AmlError(Code.MANIFEST, f"{path}: there is no such file", "`aml-nox init` makes one") from None
     except OSError as error:
-        raise AmlError(Code.MANIFEST, f"{_label(path)}: cannot be read: {error.strerror}") from None
+        raise AmlError(Code.MANIFEST, f"{path}: cannot be read: {error.strerror}") from None
     return parse(data, path)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import itertools
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -41,11 +42,16 @@ class Option:
     store: bool = True
     many: bool = False
 
+    @property
+    def key(self) -> str:
+        """The field of `Options` that it sets."""
+        return self.dest or self.name.removeprefix("--").replace("-", "_")
+
 
 OPTIONS = (
     Option(name="--env", verbs=_ENVIRONMENT, metavar="NAME", text="the environment, where not the default one"),
     Option(name="--json", verbs=tuple(VERBS), metavar="FILE", text="write the result as JSON; - is standard output"),
-    Option(name="--manifest", verbs=tuple(VERBS), metavar="PATH", text="the aml.toml, where not the nearest upward"),
+    Option(name="--manifest", verbs=SESSIONS, metavar="PATH", text="the aml.toml, where not the nearest upward"),
     Option(name="--force", verbs=("bootstrap", "lock", "provision", "init"), text="do it anew"),
     Option(name="--offline", verbs=("bootstrap", "lock", *_BUILDING), text="allow no request"),
     Option(name="--locked", verbs=_BUILDING, text="a lock that is stale or missing is an error"),
@@ -88,6 +94,8 @@ def parse(verb: str, argv: Sequence[str], *, command: str, lenient: bool) -> Opt
         AmlError: AML_USAGE, with the corrected command where it can be guessed.
 
     """
+    if verb not in VERBS:
+        raise _unknown_verb(verb, command)
     ours, arguments = _split(argv)
     parser = _parser(verb, command, VERBS if lenient else [verb])
     values, unknown = parser.parse_known_args(ours)
@@ -95,7 +103,8 @@ def parse(verb: str, argv: Sequence[str], *, command: str, lenient: bool) -> Opt
         raise _unknown(verb, ours, unknown, command)
     if arguments and verb != "train" and not lenient:
         raise AmlError(Code.USAGE, f"{verb} takes no arguments behind --", f"`{command} --help` lists the options")
-    found = {name: value for name, value in vars(values).items() if value is not None}
+    own = {option.key for option in OPTIONS if verb in option.verbs}
+    found = {name: value for name, value in vars(values).items() if value is not None and name in own}
     return Options(**{**found, "upgrade_package": tuple(found.get("upgrade_package", ()))}, arguments=tuple(arguments))
 
 
@@ -112,13 +121,21 @@ def _parser(verb: str, command: str, verbs: Iterable[str]) -> _Parser:
     for option in OPTIONS:
         if set(option.verbs) & set(verbs):
             help_text = option.text if verb in option.verbs else argparse.SUPPRESS
-            dest = option.dest or option.name.removeprefix("--").replace("-", "_")
             if not option.metavar:
-                parser.add_argument(option.name, dest=dest, action="store_const", const=option.store, help=help_text)
+                parser.add_argument(
+                    option.name, dest=option.key, action="store_const", const=option.store, help=help_text
+                )
             else:
                 action = "append" if option.many else "store"
-                parser.add_argument(option.name, dest=dest, action=action, metavar=option.metavar, help=help_text)
+                parser.add_argument(option.name, dest=option.key, action=action, metavar=option.metavar, help=help_text)
     return parser
+
+
+def _unknown_verb(verb: str, command: str) -> AmlError:
+    program = command.removesuffix(f" {verb}")
+    close = difflib.get_close_matches(verb, VERBS, n=1)
+    hint = f"did you mean `{program} {close[0]}`" if close else f"`{program} --help` lists the verbs"
+    return AmlError(Code.USAGE, f"there is no verb {verb!r}", hint)
 
 
 def _unknown(verb: str, ours: Sequence[str], unknown: Sequence[str], command: str) -> AmlError:
@@ -129,12 +146,22 @@ def _unknown(verb: str, ours: Sequence[str], unknown: Sequence[str], command: st
     message = f"{verb} has no {kind} {word}"
     if close:
         corrected = [close[0] + one.removeprefix(word.partition("=")[0]) if one == word else one for one in ours]
-        return AmlError(Code.USAGE, message, f"did you mean `{command} {' '.join(corrected)}`")
+        return AmlError(Code.USAGE, message, f"did you mean `{command} {shlex.join(corrected)}`")
     if verb == "train":
-        rest = [one for one in ours if one not in unknown]
-        behind = " ".join([*rest, "--", *unknown])
+        behind = shlex.join([*_without(ours, unknown), "--", *unknown])
         return AmlError(Code.USAGE, message, f"the script's own arguments stand behind --: `{command} {behind}`")
     return AmlError(Code.USAGE, message, f"`{command} --help` lists the options")
+
+
+def _without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
+    """The words but for those of a subsequence: the value of an option that is known may equal an unknown word."""
+    kept, left = [], list(taken)
+    for word in words:
+        if left and word == left[0]:
+            del left[0]
+        else:
+            kept.append(word)
+    return kept
 
 
 def usage(verb: str, command: str) -> str:

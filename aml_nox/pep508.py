@@ -102,7 +102,7 @@ def _from_parts(parsed: Requirement, *, url: str = "", wheel: str = "") -> Depen
 
 
 def _from_url(text: str, target: str) -> Dependency:
-    if "+" in target.split(":", 1)[0]:
+    if "+" in target.partition(":")[0]:
         raise fault("version control cannot be locked to bytes; build a wheel and write NAME @ ./wheels/x.whl")
     parsed = _requirement(text)
     url = parsed.url or ""
@@ -134,7 +134,7 @@ def _file_path(url: str) -> str:
 def _from_path(head: str, target: str) -> Dependency:
     found = _WHEEL_PATH.fullmatch(target)
     if found is None:
-        if ".whl#" in target.lower():
+        if ".whl#" in target:
             raise fault("a fragment on a local wheel (the file is hashed anyway); end the path with .whl")
         raise fault("neither a URL nor a wheel; folders and source archives are refused: build a wheel first")
     if target.startswith("~") or "${" in target:

@@ -146,7 +146,10 @@ def stale_reasons(old: Mapping[str, Any], new: Inputs, declared: Declared) -> li
         if isinstance(value, list) and isinstance(before, list) and name != "indexes":
             reasons += _list_reasons(name, before, value, origins)
         elif isinstance(value, dict) and isinstance(before, dict):
-            reasons += [f"{name}: {path} has other bytes" for path in value if before.get(path) != value[path]]
+            reasons += [f"{name}: + {path}" for path in value if path not in before]
+            reasons += [
+                f"{name}: {path} has other bytes" for path in value if before.get(path, value[path]) != value[path]
+            ]
             reasons += [f"{name}: {path} is gone" for path in before if path not in value]
         else:
             reasons.append(f"{name}: {_show(before)} → {_show(value)}")
@@ -174,6 +177,18 @@ class Policy:
     locked: bool | None = None
     ci: bool = False
     offline: bool = False
+    check: bool = False
+
+    def forbids(self, *, missing: bool) -> tuple[str, str] | None:
+        """What keeps this run from making or changing a lock, and the way out; None when nothing does."""
+        way_out = "run the session `lock` and commit its result"
+        if self.check:
+            return "--check", way_out
+        if self.locked:
+            return "--locked", way_out
+        if self.ci and self.locked is None and not missing:
+            return "CI", f"{way_out}, or pass --no-locked"
+        return ("--offline", "run it once without --offline and commit the lock") if self.offline else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,19 +206,16 @@ def decide_lock(name: str, stale: Sequence[str] | None, policy: Policy) -> LockD
         AmlError: AML_LOCK_MISSING or AML_LOCK_STALE where this run may not mend it.
 
     """
-    if stale is None:
-        forbidden = "--locked" if policy.locked else "--offline" if policy.offline else ""
-        if forbidden:
-            message = f"{name} is missing, and {forbidden} does not make one"
-            raise AmlError(Code.LOCK_MISSING, message, "run the session `lock` and commit its result")
-        return LockDecision("make", ("there is none",))
-    if not stale:
+    if stale is not None and not stale:
         return LockDecision("keep")
-    in_ci = policy.ci and policy.locked is None
-    forbidden = "--locked" if policy.locked else "CI" if in_ci else "--offline" if policy.offline else ""
+    forbidden = policy.forbids(missing=stale is None)
+    if stale is None:
+        if forbidden:
+            raise AmlError(Code.LOCK_MISSING, f"{name} is missing, and {forbidden[0]} does not make one", forbidden[1])
+        return LockDecision("make", ("there is none",))
     if forbidden:
-        message = f"{name} does not belong to the manifest ({'; '.join(stale)}), and {forbidden} does not change it"
-        raise AmlError(Code.LOCK_STALE, message, "run the session `lock` and commit its result, or pass --no-locked")
+        message = f"{name} does not belong to the manifest ({'; '.join(stale)}), and {forbidden[0]} does not change it"
+        raise AmlError(Code.LOCK_STALE, message, forbidden[1])
     return LockDecision("update", tuple(stale))
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import quote, urlsplit
 
+from aml_nox import interrupts
 from aml_nox.errors import AmlError, Code
 from aml_nox.screen import Screen
 
@@ -180,16 +183,27 @@ def _feed(child: subprocess.Popen[bytes], text: str) -> None:
 def supervise(child: subprocess.Popen[bytes], *, limit: float | None, grace: float) -> tuple[int, bool]:
     """Wait for a child that leads its own group; the group is gone when this returns or raises."""
     try:
-        return child.wait(limit), False
-    except subprocess.TimeoutExpired:
-        _end(child, grace)
-        return child.returncode, True
+        ended = _wait(child, limit)
+        if not ended:
+            _end(child, grace)
+        return child.returncode, not ended
     except BaseException:
         _end(child, grace)
         raise
     finally:
         _signal_tree(child, hard=True)
         child.wait()
+
+
+def _wait(child: subprocess.Popen[bytes], limit: float | None) -> bool:
+    """Wait for the end of a child, in steps between which a request to end is honoured; whether it came in time."""
+    end = math.inf if limit is None else time.monotonic() + limit
+    while (left := end - time.monotonic()) > 0:
+        interrupts.honour()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(min(left, interrupts.STEP))
+            return True
+    return child.poll() is not None
 
 
 def _end(child: subprocess.Popen[bytes], grace: float) -> None:

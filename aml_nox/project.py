@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from aml_nox.requirements import Declared
 class Project:
     """One environment of one manifest, read once: what a verb works on."""
 
+    verb: str
     ctx: Context
     options: Options
     environment: Environment
@@ -38,7 +40,8 @@ class Project:
 
     @property
     def policy(self) -> Policy:
-        ci = self.ctx.environ.get("CI", "").lower() not in {"", "0", "false"}
+        # Who asks for a lock gets one, in CI too.
+        ci = self.verb != "lock" and self.ctx.environ.get("CI", "").lower() not in {"", "0", "false"}
         return Policy(locked=self.options.locked, ci=ci, offline=self.options.offline)
 
     @cached_property
@@ -76,7 +79,7 @@ def open_project(call: Call, options: Options) -> Project:
     name = options.env or (read.train.environment if call.verb == "train" and read.train else warm.DEFAULT)
     environment = read.environment(name)
     declared = requirements.declare(read, name)
-    return Project(ctx, options, environment, declared, plan.inputs(read, environment, declared))
+    return Project(call.verb, ctx, options, environment, declared, plan.inputs(read, environment, declared))
 
 
 # --- looking: nothing is changed and nothing is started ----
@@ -236,10 +239,11 @@ def _observe(project: Project, wish: Wish, found: Found, facts: Mapping[str, Any
     }
     observed = warm.observe(root, folder, watched)
     observed["files"] = {one.path: one.sha256 for one in declared.files}
-    if any(warm.sha256(str(ctx.root.folder / one.path)) != one.sha256 for one in declared.wheels):
+    wheels_changed = any(warm.sha256(str(ctx.root.folder / one.path)) != one.sha256 for one in declared.wheels)
+    if wheels_changed or interpreter.recorded(ctx) != wish.interpreter:
         return
     name = warm.ready_name(project.ctx.manifest.sha256, lock.sha256, project.environment.name, ctx.environ)
-    record = {"root": root, "environment": facts, "watched": watched, "observed": observed}
+    record = {"root": os.path.realpath(root), "environment": facts, "watched": watched, "observed": observed}
     store.write_ready(ctx.root.runtime / "ready" / name, record)
 
 

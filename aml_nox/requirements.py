@@ -186,16 +186,16 @@ def _read_lines(reading: _Reading, text: str, path: str, *, is_constraint: bool)
     for number, line in logical_lines(text):
         origin = f"{path}:{number}"
         try:
-            match _read_line(line):
-                case _Include() as found:
-                    # What a constraint file includes are constraints, whatever the option says.
-                    beside = Path(path).parent / found.path
-                    role = found.is_constraint or is_constraint
-                    yield _Include(path=beside, is_constraint=role, origin=origin)
-                case _Demand() as demand:
-                    reading.demands.append(replace(demand, is_constraint=is_constraint, origin=origin))
+            found = _read_line(line)
         except FaultError as error:
             reading.faults += [f"{origin}: {each.text}" for each in error.faults]
+            continue
+        # What a constraint file includes are constraints, whatever the option says.
+        placed_here = replace(found, is_constraint=found.is_constraint or is_constraint, origin=origin)
+        if isinstance(placed_here, _Include):
+            yield replace(placed_here, path=Path(path).parent / placed_here.path)
+        else:
+            reading.demands.append(placed_here)
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -1,9 +1,15 @@
-"""Where people read."""
+"""Where people read. That nobody reads is no fault of the work: what cannot be shown is not shown."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing is not imported on the warm path
+    from typing import TextIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,3 +18,27 @@ class Screen:
 
     say: Callable[[str], None]
     live: bool = False
+
+
+def ensure_streams() -> None:
+    """Give standard streams that the caller closed a bottom, before a file of ours is opened under their number."""
+    for name, flags in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, flags))  # noqa: PTH123, SIM115 - it stays open to the end
+
+
+def put(stream: TextIO, data: str | bytes) -> OSError | None:
+    """Write to a standard stream, now; one that cannot be written is silenced for good, and the reason returned."""
+    try:
+        if isinstance(data, bytes):
+            stream.buffer.write(data)
+        else:
+            stream.write(data)
+        stream.flush()
+    except OSError as error:
+        # What is buffered would be tried again when Python ends, with a message and a status of its own.
+        bottom = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(bottom, stream.fileno())
+        os.close(bottom)
+        return error
+    return None

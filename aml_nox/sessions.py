@@ -12,7 +12,7 @@ import nox.registry
 
 from aml_nox import front, options
 from aml_nox.calls import Call
-from aml_nox.screen import Screen
+from aml_nox.screen import Screen, ensure_streams, put
 
 
 def register(manifest: str, prefix: str, sessions: Sequence[str] | None, tags: Sequence[str]) -> None:
@@ -21,12 +21,13 @@ def register(manifest: str, prefix: str, sessions: Sequence[str] | None, tags: S
     if unknown := [name for name in chosen if name not in options.SESSIONS]:
         message = f"aml_nox has no session {', '.join(unknown)}: it has {', '.join(options.SESSIONS)}"
         raise ValueError(message)
+    ensure_streams()
     path = Path.cwd() / manifest
     taken = nox.registry.get()
     for verb in chosen:
         name = prefix + verb
         if name in taken:
-            sys.stderr.write(f"aml-nox: this noxfile has its own session {name}, it is left alone\n")
+            put(sys.stderr, f"aml-nox: this noxfile has its own session {name}, it is left alone\n")
         else:
             _register(verb, name, path, tags)
 
@@ -64,7 +65,7 @@ def _run(session: nox.Session, verb: str, name: str, manifest: Path) -> None:
         environ=os.environ,
         screen=Screen(session.log, live=sys.stderr.isatty()),
         lenient=True,
-        may_run=verb != "train" or _would_run(session, name),
+        may_run=lambda: _would_run(session, name),
     )
     error = front.execute(call)
     if error is not None:

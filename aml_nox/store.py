@@ -15,6 +15,7 @@ import shlex
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from aml_nox import warm
+from aml_nox import interrupts, warm
 from aml_nox.errors import AmlError, Code
 from aml_nox.screen import Screen
 
@@ -78,8 +79,9 @@ def locate(folder: Path, environ: Mapping[str, str]) -> Root:
     """
     root = Root(Path(warm.root_path(str(folder), dict(environ))), folder.resolve())
     home = Path(environ["HOME"]).resolve() if environ.get("HOME") else None
-    if root.path in {Path(root.path.anchor), home}:
-        raise AmlError(Code.STATE, f"AML_ROOT must not be {root.path}", "name a folder of its own")
+    if any(path.is_relative_to(root.path.resolve()) for path in (root.folder, home) if path):
+        message = f"AML_ROOT must not be {root.path}: the project or the home directory lies in it"
+        raise AmlError(Code.STATE, message, "name a folder of its own, which can be deleted whole")
     for path in (root.path, root.folder):
         if os.pathsep in str(path):
             message = f"the path {path} holds {os.pathsep!r}, which separates the entries of PATH"
@@ -139,7 +141,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """A record, or None where there is none that this version can read: a damaged record is as good as none."""
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) and value.get("schema") == SCHEMA else None
 
@@ -203,7 +205,7 @@ def _acquire(held: FileLock, path: Path, *, what: str, wait: float, screen: Scre
             held.acquire(blocking=False)
             return
         screen.say(f"waiting for {what}, {_holder(path)}")
-        held.acquire(timeout=wait)
+        _wait(held, wait)
     except Timeout:
         message = f"waited {wait:g} s for {what}, {_holder(path)}"
         raise AmlError(Code.BUSY, message, "end that process, or raise timeouts.lock-wait") from None
@@ -212,6 +214,21 @@ def _acquire(held: FileLock, path: Path, *, what: str, wait: float, screen: Scre
             raise
         message = f"the file system of {path.parent} has no file locks: {error}"
         raise AmlError(Code.STATE, message, "set AML_ROOT to a folder on a local disk") from error
+
+
+def _wait(held: FileLock, wait: float) -> None:
+    """Wait for a lock, in steps between which a request to end is honoured."""
+    end = time.monotonic() + wait
+    while True:
+        interrupts.honour()
+        left = end - time.monotonic()
+        try:
+            held.acquire(timeout=max(0.0, min(left, interrupts.STEP)))
+        except Timeout:
+            if left <= interrupts.STEP:
+                raise
+        else:
+            return
 
 
 def _holder(path: Path) -> str:
@@ -276,6 +293,7 @@ def switch(root: Root, environment: str, target: Path) -> bool:
 def write_ready(path: Path, record: Mapping[str, Any]) -> None:
     """Keep an observation for the next run; a tree that cannot be written is as ready without."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, record)
         by_age = sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns, reverse=True)
         for old in by_age[_READY_KEPT:]:

@@ -33,7 +33,7 @@ def normal_url(url: str) -> str:
     The case of the path is kept: servers tell ``/Simple`` from ``/simple``. A user part is dropped.
     """
     parts = urlsplit(url)
-    host = (parts.hostname or "").lower()
+    host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
     port = "" if parts.port in (None, _DEFAULT_PORTS.get(parts.scheme)) else f":{parts.port}"
     query = f"?{parts.query}" if parts.query else ""
@@ -74,7 +74,7 @@ def _check_scheme(text: str, parts: SplitResult) -> None:
         if parts.scheme == "file" and not text[5:].startswith("//"):
             raise fault("a file URL is absolute; write file:///PATH")
         return
-    if "@" in text.split("/", maxsplit=1)[0]:
+    if "@" in text.partition("/")[0]:
         raise fault(f"the URL holds a user name or password, and no scheme; write https://HOST/PATH: {_CREDENTIALS}")
     if "://" in text:
         raise fault("the URL has another scheme than http, https or file; use one of these")

@@ -47,31 +47,35 @@ def ensure(ctx: Context, wheels: Mapping[str, str]) -> Uv:
         AmlError: AML_UV_MISSING lists every attempt; AML_FETCH, AML_INTEGRITY, AML_TIMEOUT from the fetch.
 
     """
-    found, attempts = find(ctx)
+    attempts: dict[Path, str] = {}
+    found = _look(ctx, attempts)
     if found is None:
         wait = ctx.manifest.timeouts.lock_wait
         with store.lock(ctx.root, "toolchain", what="the toolchain", wait=wait, screen=ctx.screen):
-            found, attempts = find(ctx)
+            found = _look(ctx, attempts)
             if found is None:
-                found = _fetch(ctx, wheels, attempts)
+                found = _fetch(ctx, wheels, [*attempts.values()])
     return found
 
 
 def find(ctx: Context) -> tuple[Uv | None, list[str]]:
     """The first candidate that runs and fits, and why the earlier ones did not."""
-    attempts: list[str] = []
-    seen: set[Path] = set()
+    attempts: dict[Path, str] = {}
+    return _look(ctx, attempts), [*attempts.values()]
+
+
+def _look(ctx: Context, attempts: dict[Path, str]) -> Uv | None:
+    """The first candidate that runs and fits; those in `attempts` are passed over, and those that fail join them."""
     for path, source in _candidates(ctx):
-        if path in seen:
+        if path in attempts:
             continue
-        seen.add(path)
         found = probe(ctx, path, source)
         if isinstance(found, Uv):
-            return found, attempts
-        attempts.append(f"{path} ({source}): {found}")
+            return found
+        attempts[path] = f"{path} ({source}): {found}"
     if ctx.manifest.uv.path is not None:
-        raise _missing(ctx, attempts, "uv.path is used alone: correct it, or leave it out")
-    return None, attempts
+        raise _missing(ctx, [*attempts.values()], "uv.path is used alone: correct it, or leave it out")
+    return None
 
 
 def _candidates(ctx: Context) -> Iterator[tuple[Path, str]]:
@@ -95,7 +99,7 @@ def _installed(ctx: Context) -> Iterator[tuple[Path, str]]:
     if importlib.util.find_spec("uv") is not None:
         yield Path(sysconfig.get_path("scripts"), _PROGRAM), "nox's own environment"
     for folder in ctx.environ.get("PATH", "").split(";" if sys.platform == "win32" else ":"):
-        candidate = Path(folder, _PROGRAM)
+        candidate = Path(folder, _PROGRAM).absolute()
         if folder and candidate.is_file():
             yield candidate, "PATH"
 
@@ -182,8 +186,8 @@ def _download(ctx: Context, folder: Path) -> Path:
     """One wheel of uv for this machine, by pip, which holds it against the index's own hash."""
     argv = [sys.executable, "-I", "-m", "pip", "--isolated", "--disable-pip-version-check", "--no-input", "download"]
     argv += ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(folder), *pip_flags(ctx)]
-    env = process.hermetic(ctx.environ, PIP_CONFIG_FILE=_nothing())
     limit = ctx.manifest.timeouts.uv
+    env = _pip_environment(ctx, folder)
     done = process.run([*argv, f"uv{ctx.manifest.uv.version}"], env=env, cwd=folder, limit=limit)
     if done.timed_out or done.status:
         raise failure(ctx, done, step="fetching uv", limit=limit, otherwise=Code.FETCH)
@@ -192,8 +196,13 @@ def _download(ctx: Context, folder: Path) -> Path:
     raise AmlError(Code.FETCH, "pip ended well and left no wheel of uv", "try again; if it stays so, report it")
 
 
-def _nothing() -> str:
-    return "nul" if sys.platform == "win32" else "/dev/null"
+def _pip_environment(ctx: Context, folder: Path) -> dict[str, str]:
+    """For pip: no configuration, its temporary files where we remove them, its proxy not where `ps` would show it."""
+    extra = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
+    extra["PIP_CONFIG_FILE"] = "nul" if sys.platform == "win32" else "/dev/null"
+    if proxy := ctx.environ.get("PIP_PROXY"):
+        extra |= dict.fromkeys(("http_proxy", "https_proxy"), proxy)
+    return process.hermetic(ctx.environ, **extra)
 
 
 def pip_flags(ctx: Context) -> list[str]:
@@ -203,7 +212,7 @@ def pip_flags(ctx: Context) -> list[str]:
         flags += ["--index-url", url]
     for extra in ctx.manifest.index.extra:
         flags += ["--extra-index-url", extra.url]
-    for name, flag in (("PIP_CERT", "--cert"), ("PIP_PROXY", "--proxy"), ("PIP_CLIENT_CERT", "--client-cert")):
+    for name, flag in (("PIP_CERT", "--cert"), ("PIP_CLIENT_CERT", "--client-cert")):
         if value := ctx.environ.get(name):
             flags += [flag, value]
     return flags
@@ -287,9 +296,9 @@ def call(
 
 # What a tool's words mean, the first that fits; measured on uv 0.13 and pip 26.
 _FETCH_WORDS = (
-    r"\b(401|403|407|429|50\d)\b|Failed to (fetch|download)|[Rr]equest failed|error sending request|"
-    r"Network connectivity is disabled|[Cc]onnection (refused|reset|broken)|Max retries|NewConnectionError|"
-    r"Could not (connect|fetch)|IncompleteRead|certificate"
+    r"\b(401|403|407|429|50\d) [A-Z]|HTTP error [45]\d\d|Failed to (fetch|download)|[Rr]equest failed|"
+    r"error sending request|Network connectivity is disabled|network was disabled|[Cc]onnection (refused|reset|broken)|"
+    r"Max retries|NewConnectionError|Could not (connect|fetch)|IncompleteRead|peer certificate|CERTIFICATE_VERIFY"
 )
 _WORDS = (
     (r"[Hh]ash mismatch|DO NOT MATCH THE HASHES|[Ss]ize mismatch", Code.INTEGRITY),
@@ -300,6 +309,7 @@ _WORDS = (
 _HINTS = {
     Code.INTEGRITY: "the bytes are not those that were promised: find out who changed the index, then lock again",
     Code.STATE: "free some space and run the same command again",
+    Code.VENV_FAILED: "its own words say what stands in the way",
     Code.RESOLUTION: "loosen the requirement that is named, or add the index that has it",
 }
 
@@ -311,7 +321,8 @@ def failure(ctx: Context, done: process.Finished, *, step: str, limit: float, ot
     words = done.err + done.out
     code = next((code for pattern, code in _WORDS if re.search(pattern, words)), otherwise)
     tail = done.tail or done.out[-400:].strip()
-    return AmlError(code, f"{step} failed (exit {done.status}):\n{tail}", _HINTS.get(code) or _fetch_hint(ctx))
+    hints = [_HINTS.get(code, ""), _fetch_hint(ctx) if code in {Code.FETCH, Code.RESOLUTION} else ""]
+    return AmlError(code, f"{step} failed (exit {done.status}):\n{tail}", "; ".join(filter(None, hints)))
 
 
 def _fetch_hint(ctx: Context) -> str:
@@ -320,5 +331,5 @@ def _fetch_hint(ctx: Context) -> str:
     if ctx.offline:
         hint = "--offline allows no request: run once without it"
     if dropped := process.dropped_index_variables(ctx.environ):
-        hint += f"; {', '.join(dropped)} is not used: set index.url or {INDEX_VARIABLE}"
+        hint += f"; not used: {', '.join(dropped)} (set index.url or {INDEX_VARIABLE})"
     return hint

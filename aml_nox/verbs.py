@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aml_nox import engine, init, interpreter, lockfile, plan, store, uv
+from packaging.utils import InvalidName, canonicalize_name
+
+from aml_nox import engine, init, interpreter, lockfile, plan, store, uv, warm
 from aml_nox.calls import Call, Outcome
 from aml_nox.errors import AmlError, Code
 from aml_nox.locking import Upgrade
@@ -37,15 +39,27 @@ def lock(project: Project, _call: Call) -> Outcome:
     options = project.options
     if options.check:
         return _check(project)
-    upgrade = Upgrade(everything=options.upgrade, packages=options.upgrade_package, anew=options.force)
+    upgrade = Upgrade(everything=options.upgrade, packages=_names(options.upgrade_package), anew=options.force)
+    if upgrade.wanted and options.offline:
+        raise AmlError(Code.USAGE, "--offline never changes a lock", "run it once without --offline")
     settled = settle(project, upgrade=upgrade)
+    for name in set(upgrade.packages) - {package["name"] for package in settled.lock.packages}:
+        project.ctx.say(f"{project.lock_path.name} has no package {name}")
     if not settled.changed:
         project.ctx.say(f"{project.lock_path.name} belongs to the manifest: nothing to do")
     return Outcome({"lock": lock_report(project, settled), "reasons": list(settled.reasons)})
 
 
+def _names(words: Sequence[str]) -> tuple[str, ...]:
+    try:
+        return tuple(sorted({canonicalize_name(word, validate=True) for word in words}))
+    except InvalidName as error:
+        hint = "give the name alone; a version belongs into aml.toml"
+        raise AmlError(Code.USAGE, f"--upgrade-package: {error}", hint) from None
+
+
 def _check(project: Project) -> Outcome:
-    plan.decide_lock(project.lock_path.name, look_lock(project), Policy(locked=True))
+    plan.decide_lock(project.lock_path.name, look_lock(project), Policy(check=True))
     project.ctx.say(f"{project.lock_path.name} belongs to the manifest")
     return Outcome({"lock": {"path": str(project.lock_path), "changed": False}, "reasons": []})
 
@@ -162,9 +176,8 @@ def _environment_status(project: Project) -> dict[str, Any]:
 
 def _cache(project: Project) -> dict[str, Any]:
     """What a CI service may keep between runs, and under which key."""
-    lock = lockfile.read(project.lock_path)
-    parts = [project.inputs.digest, lock.sha256 if lock else None, str(project.ctx.root.path)]
-    key = hashlib.sha256(plan.canonical(parts)).hexdigest()
+    parts = [project.inputs.digest, warm.sha256(str(project.lock_path)), str(project.ctx.root.path)]
+    key = hashlib.sha256(warm.to_json({"parts": parts}).encode()).hexdigest()
     return {"key": f"aml-{key[:16]}", "paths": [str(project.ctx.root.path)]}
 
 
@@ -177,7 +190,7 @@ def train(project: Project, call: Call) -> Outcome:
     if wanted is None:
         raise AmlError(Code.MANIFEST, "aml.toml has no [train] table", 'add [train] with script = "train.py"')
     done = provisioned(project)
-    if not call.may_run:
+    if not call.may_run():
         project.ctx.say("nothing run: --install-only was given")
         return Outcome({"job": None, "gates": []})
     finished = job.run(project.ctx, wanted, done.found, project.options.arguments)

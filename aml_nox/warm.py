@@ -23,8 +23,11 @@ MANIFEST = "aml.toml"
 
 
 def to_json(value: Mapping[str, Any]) -> str:
-    """JSON as every record and report is written: strict, sorted, with the schema's number."""
-    return json.dumps({"schema": SCHEMA, **value}, sort_keys=True, allow_nan=False, indent=1, ensure_ascii=False)
+    """JSON as every record and report is written: strict, sorted, with the schema's number.
+
+    It is ASCII, so that no encoding of a terminal and no path that is not UTF-8 stands in its way.
+    """
+    return json.dumps({"schema": SCHEMA, **value}, sort_keys=True, allow_nan=False, indent=1)
 
 
 def find_manifest(start: str) -> str | None:
@@ -114,7 +117,7 @@ def check(manifest: str, environment: str, environ: Mapping[str, str]) -> dict[s
             return None
         switched = switch(os.path.join(root, link_name(environment)), ready["environment"]["path"])
         return report(root, folder, environment, ready["environment"], switched=switched)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -72,18 +73,20 @@ def _why(gate: Gate, metrics: Mapping[str, Any] | str) -> tuple[str, bool]:
     if gate.metric not in metrics:
         return "the job reported no such metric", True
     # A bool is an int in Python, and no comparison with NaN is true: both would slip through a naive gate.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
-        return f"{value!r} is no finite number", True
+    if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
+        return f"{reprlib.repr(value)} is no finite number", True
+    # In full: of a value that is rounded nobody sees why it failed.
     if gate.min is not None and value < gate.min:
-        return f"{value:g} < {gate.min:g}", True
+        return f"{value} < {gate.min}", True
     if gate.max is not None and value > gate.max:
-        return f"{value:g} > {gate.max:g}", True
-    bounds = [f">= {gate.min:g}" if gate.min is not None else "", f"<= {gate.max:g}" if gate.max is not None else ""]
-    return f"{value:g} {' and '.join(filter(None, bounds))}", False
+        return f"{value} > {gate.max}", True
+    bounds = [f">= {gate.min}" if gate.min is not None else "", f"<= {gate.max}" if gate.max is not None else ""]
+    return f"{value} {' and '.join(filter(None, bounds))}", False
 
 
-def _finite(value: float) -> bool:
+def is_finite(value: object) -> bool:
+    """Whether a value is no number, or one that a float can hold."""
     try:
-        return math.isfinite(value)
+        return not isinstance(value, int | float) or math.isfinite(value)
     except OverflowError:  # an integer beyond every float
         return False

@@ -24,6 +24,7 @@ from aml_nox.context import Context
 from aml_nox.engine import Found
 from aml_nox.errors import AmlError, Code
 from aml_nox.manifest import Train
+from aml_nox.screen import put
 from aml_nox.train import gates
 
 ALLOWED = ("PATHEXT", "SYSTEMROOT", "SYSTEMDRIVE", "COMSPEC", "WINDIR", "TEMP", "TMP", "PROGRAMFILES", "LANG", "LC_ALL")
@@ -78,7 +79,7 @@ def _argv(ctx: Context, train: Train, environment: Found, arguments: Sequence[st
 
 def _new_folder(ctx: Context) -> Path:
     """The directory of a job; its name sorts by time and is its id."""
-    moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")  # to the microsecond: several start in a second
     folder = ctx.root.jobs / f"{moment}-{secrets.token_hex(3)}"
     (folder / "model").mkdir(parents=True)
     return folder
@@ -111,8 +112,8 @@ def job_environment(ctx: Context, train: Train, environment: Found, folder: Path
     }
     if train.module is not None:
         ours["PYTHONPATH"] = str(ctx.root.folder)
-    passed = {name: caller[name] for name in (*ALLOWED, *train.pass_env) if name in caller}
-    return passed | ours | dict(train.env)
+    allowed, passed = ({name: caller[name] for name in names if name in caller} for names in (ALLOWED, train.pass_env))
+    return allowed | ours | passed | dict(train.env)
 
 
 def _facts(ctx: Context, train: Train, environment: Found, argv: Sequence[str]) -> dict[str, Any]:
@@ -141,6 +142,7 @@ class _Record:
 
     def _set(self, **changes: Any) -> None:  # noqa: ANN401 - JSON values
         self.values |= changes
+        self._path.parent.mkdir(parents=True, exist_ok=True)  # the job may have removed it
         store.write_json(self._path, self.values)
 
 
@@ -180,12 +182,7 @@ def _follow(log: Path, ended: threading.Event) -> None:
 
 
 def _show(data: bytes) -> None:
-    binary = getattr(sys.stderr, "buffer", None)
-    if binary is None:
-        sys.stderr.write(data.decode("utf-8", "replace"))
-    else:
-        binary.write(data)
-    sys.stderr.flush()
+    put(sys.stderr, data if hasattr(sys.stderr, "buffer") else data.decode("utf-8", "replace"))
 
 
 def _judged(ctx: Context, train: Train, folder: Path, record: _Record, *, state: str, status: int) -> Finished:
@@ -209,10 +206,11 @@ def _judged(ctx: Context, train: Train, folder: Path, record: _Record, *, state:
 
 
 def _strict(metrics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The metrics for the record, where a number too large for a float would not be JSON."""
+    """The metrics for the record: without tables and lists, and without numbers that JSON cannot hold."""
     if metrics is None:
         return None
-    return {name: None if value in {float("inf"), float("-inf")} else value for name, value in metrics.items()}
+    plain = {name: value for name, value in metrics.items() if value is None or isinstance(value, str | int | float)}
+    return {name: value if gates.is_finite(value) else None for name, value in plain.items()}
 
 
 def _job_error(ctx: Context, train: Train, folder: Path, state: str, status: int) -> AmlError:
