@@ -135,7 +135,7 @@ def ensure(ctx: Context, wish: Wish, get_uv: Callable[[], uv.Uv], *, force: bool
 
 
 def _build(ctx: Context, wish: Wish, tool: uv.Uv, why: tuple[str, ...]) -> Found:
-    condemned = store.environments(ctx.root, wish.plan.key)
+    condemned = [path for path in store.environments(ctx.root, wish.plan.key) if _is_condemned(path, wish.interpreter)]
     path = store.new_environment(ctx.root, wish.plan.key)
     try:
         _make_venv(ctx, wish, tool, path)
@@ -144,12 +144,19 @@ def _build(ctx: Context, wish: Wish, tool: uv.Uv, why: tuple[str, ...]) -> Found
         marker = _marker(wish, tool, path)
         store.write_json(store.marker_path(path), marker)
     except BaseException:
+        store.retire(path)
         store.remove(path)
         raise
     store.switch(ctx.root, wish.plan.name, path)
     for old in condemned:
         store.retire(old)
     return Found(path=path, marker=marker, reasons=why)
+
+
+def _is_condemned(path: Path, interpreter: Interpreter) -> bool:
+    """Whether a build replaces this directory; one of another interpreter is right when that one is asked for again."""
+    marker = store.read_marker(path)
+    return marker is None or marker.get("interpreter") == interpreter.identity
 
 
 def _assert_content(path: Path, wish: Wish) -> None:

@@ -5,8 +5,10 @@ Nothing but the standard library is imported before it is known that something h
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 from aml_nox import interrupts, options, warm
 from aml_nox.calls import Call, Outcome
@@ -26,7 +28,7 @@ def execute(call: Call) -> AmlError | None:
         if chosen.help:
             put(sys.stdout, options.usage(call.verb, call.command))
             return None
-        with interrupts.noted():
+        with interrupts.noted(), _nothing_for_everyone():
             outcome = _warm(call, chosen) or _cold(call, chosen)
     except AmlError as error:
         outcome = Outcome(error=error)
@@ -37,6 +39,17 @@ def execute(call: Call) -> AmlError | None:
         told = AmlError(Code.USAGE, f"--json {target}: {error.strerror}", "name a file that can be written, or -")
         return outcome.error or told
     return outcome.error
+
+
+@contextlib.contextmanager
+def _nothing_for_everyone() -> Iterator[None]:
+    """Let nobody but owner and group write what is made meanwhile, however loose the caller's umask is."""
+    before = os.umask(0o022)
+    os.umask(before | 0o002)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _warm(call: Call, chosen: Options) -> Outcome | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from aml_nox import interrupts
+
+# "sha256 or better" (the wheel format): sha1 and md5 prove nothing.
+_HASHES = {"sha256", "sha384", "sha512", "sha3_256", "sha3_384", "sha3_512", "blake2b", "blake2s"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,10 @@ def drift(environment: Path, packages: Sequence[Mapping[str, str]], *, hashes: b
 
 
 def _distribution(info: Path) -> str:
+    """A distribution as locks write it, whatever spelling its wheel has: `Demo_A-2024.01` is demo-a 2024.1."""
     name, _, version = info.name.removesuffix(".dist-info").rpartition("-")
+    with contextlib.suppress(InvalidVersion):
+        version = str(Version(version))
     return f"{canonicalize_name(name)} {version}"
 
 
@@ -106,6 +114,9 @@ def _examine(environment: Path, path: Path, claims: Sequence[_Claim], hashes: bo
     owner = claims[0].distribution
     if "__pycache__" in path.parts:
         return
+    if not path.is_relative_to(environment):
+        yield Drift(owner, shown, "is outside of the environment, and RECORD claims it")
+        return
     try:
         size = path.stat().st_size
         # Several distributions may claim a file with different content; the installer's order decides, so one fits.
@@ -115,15 +126,15 @@ def _examine(environment: Path, path: Path, claims: Sequence[_Claim], hashes: bo
             yield Drift(owner, shown, "differs from its hash in RECORD")
     except FileNotFoundError:
         yield Drift(owner, shown, "is missing")
-    except OSError as error:
-        yield Drift(owner, shown, f"cannot be read: {error.strerror}")
+    except (OSError, ValueError) as error:
+        yield Drift(owner, shown, f"cannot be read: {getattr(error, 'strerror', error)}")
 
 
 def _fits(path: Path, recorded: str) -> bool:
     if not recorded:  # RECORD itself, and what an installer could not know
         return True
     algorithm, _, value = recorded.partition("=")
-    if algorithm not in hashlib.algorithms_guaranteed:
+    if algorithm not in _HASHES:
         return False
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, algorithm).digest()
@@ -132,8 +143,8 @@ def _fits(path: Path, recorded: str) -> bool:
 
 def _strays(site: Path, claims: _Claims, found: Mapping[str, Path]) -> Iterator[Drift]:
     """What no RECORD knows, among the names at the top: that is where an import or a .pth file is found."""
-    known = {path.relative_to(site).parts[0] for path in claims.by_file if path.is_relative_to(site)}
-    known |= {path.name for path in found.values()}
+    known = {path.relative_to(site).parts[:1] for path in claims.by_file if path.is_relative_to(site)}
+    known |= {(path.name,) for path in found.values()}
     for path in sorted(site.iterdir()):
-        if path.name not in known and path.name != "__pycache__":
+        if (path.name,) not in known and path.name != "__pycache__":
             yield Drift("", path.name, "in site-packages belongs to no distribution")

@@ -187,7 +187,8 @@ def _entries(ctx: Context) -> dict[str, Any]:
 
 
 def _remember(ctx: Context, wish: Wanted, found: Interpreter) -> None:
-    paths = [str(path) for path in (found.path, found.library) if path]
+    # The path that was asked for too: a link can be led to another interpreter.
+    paths = [str(path) for path in (found.path, found.library, wish.path) if path]
     entry = {"stats": {path: warm.stat(path) for path in paths}, "interpreter": _to_json(found)}
     store.prepare(ctx.root)
     store.write_json(_record_path(ctx), {"requests": {**_entries(ctx), wish.key: entry}})

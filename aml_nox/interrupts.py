@@ -1,8 +1,9 @@
 """A request to end (Ctrl-C, SIGTERM, SIGHUP) is honoured where we wait or repeat, and nowhere else.
 
 An exception out of a signal handler strikes between any two steps: between a directory that was made and the block that
-would remove it, between a lock of `subprocess` that was taken and its release, which then hangs for ever. So the handler
-takes a note, and whoever waits asks for it. Only a second request is honoured at once: nothing may hold its user up.
+would remove it, between a lock of `subprocess` that was taken and its release, which then hangs for ever. So the
+handler takes a note, and whoever waits asks for it. Only a second request is honoured at once: nothing may hold its
+user up.
 """
 
 from __future__ import annotations

@@ -143,13 +143,19 @@ def lint(pylock: Pylock) -> list[str]:
 def _lint_package(package: Package) -> Iterator[str]:
     if package.vcs is not None or package.directory is not None:
         yield "a version control or directory source has no hash"
+    if _has_userinfo(package.index):
+        yield "a URL holds credentials"
     for artifact in (*(package.wheels or ()), *([package.sdist] if package.sdist else ()), *_archive(package)):
         if not _SHA256.fullmatch(artifact.hashes.get("sha256", "")):
             yield f"{artifact.url or artifact.path} has no sha256"
-        if artifact.url and "@" in artifact.url.partition("://")[2].partition("/")[0]:
+        if _has_userinfo(artifact.url):
             yield "a URL holds credentials"
         if (artifact.url or "").startswith("file:") or _absolute(artifact.path or ""):
             yield "a path is absolute: write it relative to aml.toml, `name @ ./wheels/x.whl`"
+
+
+def _has_userinfo(url: str | None) -> bool:
+    return "@" in (url or "").partition("://")[2].partition("/")[0]
 
 
 def _archive(package: Package) -> tuple[PackageArchive, ...]:

@@ -8,6 +8,7 @@ terminal of its own, so that its progress bars are what the user knows.
 from __future__ import annotations
 
 import base64
+import codecs
 import contextlib
 import math
 import os
@@ -18,15 +19,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from aml_nox import interrupts
 from aml_nox.errors import AmlError, Code
-from aml_nox.screen import Screen
+from aml_nox.screen import Screen, put
 
 KEPT = frozenset(
     """HOME USER LOGNAME PATH TMPDIR TEMP TMP LANG TZ TERM LD_LIBRARY_PATH USERPROFILE APPDATA LOCALAPPDATA PROGRAMDATA
@@ -41,6 +42,8 @@ _USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
 _WINDOWS = sys.platform == "win32"
 _TAIL = 400
 _GRACE = 5.0
+_PIECE = 65536
+_KEPT_SIZE = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +96,8 @@ class Redactor:
             elif name.upper().endswith("_PROXY"):
                 with contextlib.suppress(ValueError):
                     parts = urlsplit(value)
-                    found |= _forms(parts.username or "", parts.password or "")
+                    found |= _forms(unquote(parts.username or ""), unquote(parts.password or ""))
+                    found |= {parts.password or ""} - {""}
         return cls(tuple(sorted(found, key=len, reverse=True)))
 
     def __call__(self, text: str) -> str:
@@ -101,12 +105,17 @@ class Redactor:
             text = text.replace(secret, "***")
         return _USERINFO.sub("***@", text)
 
+    def open_end(self, text: str) -> int:
+        """How many characters at the end of a text may begin a secret: what follows has to be seen first."""
+        sizes = (size for secret in self.secrets for size in range(1, len(secret)) if text.endswith(secret[:size]))
+        return max(sizes, default=0)
+
 
 def _forms(user: str, password: str) -> set[str]:
     if not password:
         return set()
-    pair = base64.b64encode(f"{user}:{password}".encode()).decode()
-    return {password, quote(password, safe=""), quote(password), pair}
+    pair = base64.b64encode(f"{user}:{password}".encode("utf-8", "surrogateescape")).decode()
+    return {password, pair, *(quote(password, safe=safe, errors="surrogateescape") for safe in ("", "/"))}
 
 
 def run(
@@ -128,8 +137,8 @@ def run(
     """
     redact = Redactor.of(env)
     with contextlib.ExitStack() as stack:
-        out = _Pump(stack, keep=None, redact=redact)
-        err = _Pump(stack, keep=64, screen=screen, redact=redact)
+        out = _Pump(stack, redact=redact)
+        err = _Pump(stack, redact=redact, screen=screen)
         child = _start(argv, env=env, cwd=cwd, stdin=subprocess.PIPE, stdout=out.theirs, stderr=err.theirs)
         feeder = threading.Thread(target=_feed, args=(child, stdin), daemon=True)
         for thread in (out, err, feeder):
@@ -182,17 +191,14 @@ def _feed(child: subprocess.Popen[bytes], text: str) -> None:
 
 def supervise(child: subprocess.Popen[bytes], *, limit: float | None, grace: float) -> tuple[int, bool]:
     """Wait for a child that leads its own group; the group is gone when this returns or raises."""
+    ended = False
     try:
         ended = _wait(child, limit)
+    finally:
         if not ended:
             _end(child, grace)
-        return child.returncode, not ended
-    except BaseException:
-        _end(child, grace)
-        raise
-    finally:
         _signal_tree(child, hard=True)
-        child.wait()
+    return child.returncode, not ended
 
 
 def _wait(child: subprocess.Popen[bytes], limit: float | None) -> bool:
@@ -225,16 +231,15 @@ def _signal_tree(child: subprocess.Popen[bytes], *, hard: bool) -> None:
 
 
 class _Pump:
-    """Reads one stream of a child in a thread, keeps the last `keep` pieces (all: None) and shows them on a screen."""
+    """Reads one stream of a child in a thread, keeps its end, and shows it on a screen with secrets masked."""
 
-    def __init__(
-        self, stack: contextlib.ExitStack, *, keep: int | None, screen: Screen | None = None, redact: Redactor
-    ) -> None:
+    def __init__(self, stack: contextlib.ExitStack, *, redact: Redactor, screen: Screen | None = None) -> None:
         self._screen, self._redact = screen, redact
         self._live = screen is not None and screen.live and not _WINDOWS
         self._ours, self.theirs = _terminal() if self._live else os.pipe()
         self._theirs_open = True
-        self._kept: deque[str] = deque(maxlen=keep)
+        self._kept: deque[str] = deque()
+        self._size = 0
         self._thread = threading.Thread(target=self._pump, daemon=True)
         stack.callback(self._close)
 
@@ -249,20 +254,38 @@ class _Pump:
         return "".join(list(self._kept))
 
     def _pump(self) -> None:
-        if self._live:
-            self._pump_terminal()
-            return
-        with open(self._ours, encoding="utf-8", errors="replace", closefd=False) as stream:
-            for line in _whole_lines(stream):
-                self._kept.append(line)
-                if self._screen is not None and line.strip():
-                    self._screen.say(self._redact(line.rstrip()))
-
-    def _pump_terminal(self) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        rest = ""
         with contextlib.suppress(OSError):  # EIO is how a pseudo-terminal says that its other end is closed
-            while data := os.read(self._ours, 65536):
-                self._kept.append(data.decode("utf-8", "replace"))
-                os.write(sys.stderr.fileno(), data)
+            while data := os.read(self._ours, _PIECE):
+                text = decoder.decode(data)
+                self._keep(text)
+                rest = self._show(rest + text)
+        self._say(self._redact(rest + decoder.decode(b"", final=True)))
+
+    def _keep(self, text: str) -> None:
+        """A program that never stops talking must not fill the memory."""
+        self._kept.append(text)
+        self._size += len(text)
+        while self._size > _KEPT_SIZE and len(self._kept) > 1:
+            self._size -= len(self._kept.popleft())
+
+    def _show(self, text: str) -> str:
+        """Show what can be shown, and return what has to wait for what follows it: half a line, half a secret."""
+        text = self._redact(text)
+        if self._live or len(text) > _PIECE:
+            cut = len(text) - self._redact.open_end(text)
+        else:
+            cut = max(text.rfind("\n"), text.rfind("\r")) + 1
+        self._say(text[:cut])
+        return text[cut:]
+
+    def _say(self, text: str) -> None:
+        if self._live:
+            put(sys.stderr, text)
+        elif self._screen is not None:
+            for line in filter(str.strip, re.split(r"[\r\n]", text)):
+                self._screen.say(line.rstrip())
 
     def _shut_theirs(self) -> None:
         if self._theirs_open:
@@ -271,16 +294,8 @@ class _Pump:
 
     def _close(self) -> None:
         self._shut_theirs()
-        if (
-            not self._thread.is_alive()
-        ):  # a thread that still reads owns the descriptor: closing would give it another's
+        if not self._thread.is_alive():  # one that still reads owns the descriptor: closed, it would read another's
             os.close(self._ours)
-
-
-def _whole_lines(stream: IO[str], longest: int = 65536) -> Iterator[str]:
-    """Lines of at most `longest` characters: a line without end must not fill the memory."""
-    while line := stream.readline(longest):
-        yield line
 
 
 def _terminal() -> tuple[int, int]:

@@ -230,11 +230,11 @@ def _observe(project: Project, wish: Wish, found: Found, facts: Mapping[str, Any
     """Leave what the next run needs to see that nothing changed: of what was read here, not of what lies there now."""
     ctx, declared = project.ctx, project.declared
     root, folder = str(ctx.root.path), str(ctx.root.folder)
-    libraries = [str(wish.interpreter.library)] if wish.interpreter.library else []
+    elsewhere = [str(path) for path in (wish.interpreter.library, interpreter.wanted(ctx).path) if path]
     watched = {
         "files": [one.path for one in declared.files],
         "wheels": [one.path for one in declared.wheels],
-        "stats": [*_vital(ctx, found), *libraries],
+        "stats": [*_vital(ctx, found), *elsewhere],
         "site": ctx.root.relative(installed.site_packages(found.path)),
     }
     observed = warm.observe(root, folder, watched)

@@ -295,12 +295,19 @@ def write_ready(path: Path, record: Mapping[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, record)
-        by_age = sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns, reverse=True)
+        by_age = sorted(path.parent.glob("*.json"), key=_written, reverse=True)
         for old in by_age[_READY_KEPT:]:
-            old.unlink(missing_ok=True)
+            remove(old)
     except OSError as error:
         if error.errno not in {errno.EROFS, errno.EACCES, errno.EPERM}:
             raise
+
+
+def _written(path: Path) -> int:
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:  # another run has just removed it
+        return 0
 
 
 def remove(path: Path) -> None:
@@ -314,24 +321,30 @@ def remove(path: Path) -> None:
 
 def state_error(error: OSError) -> AmlError | None:
     """What an operating system error means to a user; None when it is no fault of theirs."""
-    where = error.filename or "a file"
+    where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return AmlError(Code.STATE, f"no space left for {where}", "free some space and run the same command again")
-    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+    if error.errno == errno.EROFS:
+        return AmlError(
+            Code.STATE, f"{where} cannot be written: {error.strerror}", "set AML_ROOT to a folder elsewhere"
+        )
+    if error.errno in {errno.EACCES, errno.EPERM}:
         return AmlError(Code.STATE, f"{where} cannot be written or read: {error.strerror}", _owner_hint(where))
     if error.errno in {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP}:
         return AmlError(Code.STATE, f"{where}: {error.strerror}", "something stands where a file of aml-nox belongs")
     return None
 
 
-def _owner_hint(where: str | bytes) -> str:
+def _owner_hint(where: str) -> str:
     if sys.platform == "win32":
         return "check the permissions of this folder"
-    path = Path(os.fsdecode(where))
-    while not path.exists() and path != path.parent:
+    path = Path(where).absolute()
+    while not os.path.lexists(path) and path != path.parent:  # what lies in a closed folder is not seen either
         path = path.parent
-    uid = path.stat().st_uid
-    return f"{path} belongs to {_user(uid)}, this is {_user(os.geteuid())}: change its owner, or set AML_ROOT elsewhere"
+    owner, ours = path.lstat().st_uid, os.geteuid()
+    if owner != ours:
+        return f"{path} belongs to {_user(owner)}, this is {_user(ours)}: change its owner, or set AML_ROOT elsewhere"
+    return f"{path} belongs to {_user(owner)}, as this process does: change its permissions, or set AML_ROOT elsewhere"
 
 
 def _user(uid: int) -> str:

@@ -320,7 +320,7 @@ def failure(ctx: Context, done: process.Finished, *, step: str, limit: float, ot
         return AmlError(Code.TIMEOUT, f"{step} took longer than {limit:g} s and was ended", "raise [timeouts]")
     words = done.err + done.out
     code = next((code for pattern, code in _WORDS if re.search(pattern, words)), otherwise)
-    tail = done.tail or done.out[-400:].strip()
+    tail = done.tail or process.Redactor.of(ctx.environ)(done.out)[-400:].strip()
     hints = [_HINTS.get(code, ""), _fetch_hint(ctx) if code in {Code.FETCH, Code.RESOLUTION} else ""]
     return AmlError(code, f"{step} failed (exit {done.status}):\n{tail}", "; ".join(filter(None, hints)))
 

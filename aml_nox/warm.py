@@ -143,6 +143,8 @@ def switch(link: str, target: str) -> bool:
     except FileNotFoundError:
         pass
     except OSError as error:
+        if not os.path.lexists(link):  # the folder cannot be looked into
+            raise
         raise FileExistsError(error.errno, "not a link of aml-nox", link) from error
     _point(link, wanted)
     return True
@@ -161,8 +163,6 @@ if sys.platform == "win32":  # not tried: no Windows machine at hand
 else:
 
     def _point(link: str, target: str) -> None:
-        temporary = f"{link}.{os.getpid()}"
-        if os.path.lexists(temporary):  # of a process that was killed and had our number
-            os.unlink(temporary)
+        temporary = f"{link}.{os.urandom(4).hex()}"  # not our number: another machine may share the folder
         os.symlink(target, temporary)
         os.replace(temporary, link)

@@ -161,7 +161,7 @@ def _execute(argv: Sequence[str], env: Mapping[str, str], folder: Path, train: T
 
 @contextmanager
 def _followed(log: Path) -> Iterator[None]:
-    """Show a growing file on stderr, bytes as they are, until the block ends."""
+    """Show a growing file on stderr, bytes as they are, until the block ends, and end its last line."""
     ended = threading.Event()
     follower = threading.Thread(target=_follow, args=(log, ended), daemon=True)
     follower.start()
@@ -174,11 +174,14 @@ def _followed(log: Path) -> Iterator[None]:
 
 def _follow(log: Path, ended: threading.Event) -> None:
     with log.open("rb") as stream:
-        last = False
+        last, shown = False, b"\n"
         while not last:
             last = ended.wait(_FOLLOW)
             while data := stream.read(1 << 16):
                 _show(data)
+                shown = data
+        if not shown.endswith(b"\n"):
+            _show(b"\n")
 
 
 def _show(data: bytes) -> None:
