@@ -195,9 +195,7 @@ def supervise(child: subprocess.Popen[bytes], *, limit: float | None, grace: flo
     try:
         ended = _wait(child, limit)
     finally:
-        if not ended:
-            _end(child, grace)
-        _signal_tree(child, hard=True)
+        _end(child, grace)
     return child.returncode, not ended
 
 
@@ -213,11 +211,14 @@ def _wait(child: subprocess.Popen[bytes], limit: float | None) -> bool:
 
 
 def _end(child: subprocess.Popen[bytes], grace: float) -> None:
-    _signal_tree(child, hard=False)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(grace)
-    _signal_tree(child, hard=True)
-    child.wait()
+    """End what is left of a group: asked, waited for (a second request cuts that short), killed."""
+    try:
+        _signal_tree(child, hard=False)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(grace)
+    finally:
+        _signal_tree(child, hard=True)
+        child.wait()
 
 
 def _signal_tree(child: subprocess.Popen[bytes], *, hard: bool) -> None:

@@ -175,7 +175,8 @@ def _announce(project: Project, decision: LockDecision) -> None:
 def _tell_lock(project: Project, old: Lock | None, made: Lock, decision: LockDecision) -> None:
     changes = plan.package_changes(old.packages if old else [], made.packages)
     if decision.action == "make":
-        project.ctx.say(f"{made.path.name} has {len(made.packages)} packages: commit it beside aml.toml")
+        count = len(made.packages)
+        project.ctx.say(f"{made.path.name} has {count} package{'s' * (count != 1)}: commit it beside aml.toml")
     else:
         project.ctx.say(f"{made.path.name}: {', '.join(changes) or 'the same packages'}")
 

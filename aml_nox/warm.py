@@ -165,4 +165,8 @@ else:
     def _point(link: str, target: str) -> None:
         temporary = f"{link}.{os.urandom(4).hex()}"  # not our number: another machine may share the folder
         os.symlink(target, temporary)
-        os.replace(temporary, link)
+        try:
+            os.replace(temporary, link)
+        except OSError:  # a folder came to stand there
+            os.unlink(temporary)
+            raise
