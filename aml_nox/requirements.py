@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _LINE_END = re.compile(r"\r\n|\n|\r")
-_OPTIONS_OF_LINE = re.compile(r"(?P<requirement>.*?)(?P<options>(?:\s+--\w.*)?)", re.DOTALL)
-_OPTION = re.compile(r"(?P<name>--[A-Za-z][A-Za-z-]*|-.)(?P<value>.*)", re.DOTALL)
+_BEFORE_OPTIONS = re.compile(r"\s(?=--\w)")
+_AFTER_NAME = re.compile(r"[=\s]")
 _HASH = re.compile(r"--hash(?:=|\s+)(?P<algorithm>\w+):(?P<digest>[0-9A-Za-z]+)(?=\s|$)")
 _BYTE_ORDER_MARKS = (
     # UTF-32's mark begins with UTF-16's.
@@ -229,16 +229,15 @@ def _read_line(line: str) -> _Include | _Demand:
         raise fault("variables are not expanded; write the value out, or use aml.toml's [index] and [environment]")
     if line.startswith("-"):
         return _read_option(line)
-    parts = _OPTIONS_OF_LINE.fullmatch(line)
-    requirement, options = (parts["requirement"], parts["options"]) if parts else (line, "")
-    return _Demand(dependency=pep508.parse(requirement), hashes=_hashes(options))
+    requirement, *options = _BEFORE_OPTIONS.split(line, maxsplit=1)
+    return _Demand(dependency=pep508.parse(requirement), hashes=_hashes("".join(options)))
 
 
 def _read_option(line: str) -> _Include:
-    match = _OPTION.fullmatch(line)
-    name, value = (match["name"], match["value"]) if match else (line[:2], "")
+    name = _AFTER_NAME.split(line)[0] if line.startswith("--") else line[:2]
     if name not in _INCLUDES:
         raise _refused(name)
+    value = line.removeprefix(name)
     path = _unquoted(value.removeprefix("=") if name.startswith("--") else value)
     if not path or "://" in path:
         raise fault(f"{name} needs the path of a file; write {name} FILE, relative to this file")
@@ -259,7 +258,7 @@ def _hashes(options: str) -> tuple[str, ...]:
     found = list(_HASH.finditer(options))
     rest = _HASH.sub("", options).split()
     if rest:
-        name = re.split(r"[=\s]", rest[0])[0]
+        name = _AFTER_NAME.split(rest[0])[0]
         if name == "--hash":
             raise fault("a hash is malformed; write --hash=sha256: and 64 hexadecimal digits")
         raise _refused(name) if name.startswith("-") else fault("text after the hashes; write one requirement a line")

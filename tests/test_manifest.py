@@ -230,6 +230,34 @@ def test_what_is_planned_is_checked_as_strictly(key: str, value: object) -> None
         LIFTED.read("environment", {key: value})
 
 
+@pytest.mark.parametrize(
+    ("table", "raw"),
+    [
+        ("train.resources", {"cpus": True}),
+        ("train.resources", {"gpus": 1.0}),
+        ("train", {"script": "t.py", "slurm": {"nodes": True}}),
+        ("train", {"script": "t.py", "ray": {"share": 0.5}}),
+    ],
+)
+def test_a_boolean_or_a_fraction_is_no_count(table: str, raw: dict[str, object]) -> None:
+    with pytest.raises(FaultError, match=r"integer.*, found a (boolean|float)"):
+        LIFTED.read(table, raw)
+
+
+def test_a_place_is_a_path_or_a_url_and_as_a_url_holds_no_password() -> None:
+    assert LIFTED.read("python", {"version": "3.11", "downloads-json": "https://files.example.com/list.json"})
+    with pytest.raises(FaultError, match="user name or password"):
+        LIFTED.read("python", {"version": "3.11", "downloads-json": f"https://me:{SECRET}@files.example.com/list.json"})
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "advice"), [("uv", "timeouts", "known are"), ("python", "gpus", "it belongs")]
+)
+def test_a_key_that_stands_in_one_other_table_is_sent_there(table: str, name: str, advice: str) -> None:
+    with pytest.raises(FaultError, match=f"unknown key; {advice}"):
+        LIFTED.read(table, {"version": "3.11", name: 1})
+
+
 @pytest.mark.parametrize(("key", "least"), [("cpus", 1), ("gpus", 0)])
 def test_a_count_has_a_least_value(key: str, least: int) -> None:
     assert LIFTED.read("train.resources", {key: least})
@@ -319,8 +347,8 @@ def test_any_other_time_limit_is_refused(written: str) -> None:
 @pytest.mark.parametrize(
     ("written", "needle"),
     [
-        ("2026-11-01", "found a date;"),
-        ("12:00:00", "found a time;"),
+        ("2026-11-01", "found a date; write"),
+        ("12:00:00", "found a time; write"),
         ('"2026-11-01T00:00:00Z"', "found a string; take the quotes away"),
         ("2026-11-01T00:00:00", "has no offset"),
         ("0001-01-01T00:00:00+10:00", "out of range"),
@@ -368,7 +396,7 @@ def test_a_folder_in_place_of_the_file_is_a_fault_of_the_user(tmp_path: Path) ->
         (b"#" * (1 << 20) + b"\n", "aml.toml: larger than 1 MiB"),
         (b"[python]\nversion = \n", "aml.toml:2: not TOML: Invalid value (column 11); mend the line"),
         (b'[python]\nversion = "3.11"\nversion = "3.12"\n', "aml.toml:3: not TOML: Cannot overwrite a value"),
-        (b"[python]\nversion = '''", "aml.toml:2: not TOML: "),
+        (b"[python]\nversion = '''", "aml.toml:2: not TOML: Expected \"'''\"; mend the line"),
         (b"a = " + b"[" * 5000, "aml.toml:1: "),
         (b"a = " + b"1" * 5000, "aml.toml:1: not TOML: Exceeds the limit"),
         (b"a = '\x00'", "aml.toml:1: not TOML: "),
@@ -377,6 +405,10 @@ def test_a_folder_in_place_of_the_file_is_a_fault_of_the_user(tmp_path: Path) ->
 )
 def test_bytes_that_are_no_toml_are_refused_with_their_line(data: bytes, message: str) -> None:
     assert refusal(data).startswith(message)
+
+
+def test_a_file_of_a_mebibyte_is_still_read() -> None:
+    assert manifest.parse((PYTHON + "#").encode().ljust(1 << 20, b"#"), SAMPLES / "aml.toml")
 
 
 def test_line_ends_of_windows_are_accepted_and_counted() -> None:
@@ -439,6 +471,7 @@ WORDS = [*NAMES, *SIGNS, *sorted({key.kind.example for key in KEYS})]
 
 @given(st.lists(st.sampled_from(WORDS) | st.text(max_size=3), max_size=30).map(" ".join))
 @example("environments.x = 1")
+@example("environments = 1\ntrain = {environment = 'x'}")
 @example("environment = 1\nenvironments = {a = 1, b = {requirements-files = 1}}\ntrain = {environment = 1}")
 @example("[environment]\nrequirements-files = ['a\\u0000b', '" + "x" * 300 + "', 1]")
 def test_whatever_the_words_no_traceback(text: str) -> None:

@@ -143,6 +143,7 @@ def test_order_spelling_spacing_and_encoding_of_a_file_do_not_show(
         ("a\\\n>=1", [(1, "a>=1")]),
         ("a \\\r\n >=1\r\nb", [(1, "a  >=1"), (3, "b")]),
         ("a \\\n# comment\nb", [(1, "a"), (3, "b")]),
+        ("a\\\n# comment", [(1, "a")]),
         ("# comment \\\na", [(2, "a")]),
         ("a # comment \\\nb", [(1, "a")]),
         ("\\\n\\\na\n", [(1, "a")]),
@@ -192,6 +193,14 @@ def test_a_file_includes_another_relative_to_itself(tmp_path: Path, option: str)
 def test_what_a_constraint_file_includes_are_constraints(tmp_path: Path, option: str) -> None:
     found = declared(tmp_path, 'requirements-files = ["r.txt"]', r=f"a\n{option}", c="b<1\n-r d.txt", d="c<1")
     assert (texts(found.requirements), texts(found.constraints)) == (["a"], ["b<1", "c<1"])
+
+
+def test_files_and_wheels_are_in_the_order_of_their_names(tmp_path: Path) -> None:
+    wheels = [make_wheel(tmp_path, name, "1").name for name in ("c", "a", "b")]
+    text = "".join(f"{name[0]} @ ./{name}\n" for name in wheels)
+    found = declared(tmp_path, 'requirements-files = ["z.txt", "y.txt"]', z=text + "-r a.txt", y="", a="")
+    assert [file.path for file in found.files] == ["a.txt", "y.txt", "z.txt"]
+    assert [wheel.name for wheel in found.wheels] == ["a", "b", "c"]
 
 
 def test_every_file_is_named_with_the_digest_of_its_bytes(tmp_path: Path) -> None:
@@ -316,6 +325,8 @@ def test_an_option_is_refused_by_name_with_the_key_to_use(tmp_path: Path, line: 
         ("a b", "not a PEP 508 requirement"),
         ("a\x0bb", "control character"),
         ("a\x00", "control character"),
+        ("-r a\x00b.txt", "control character"),
+        ("-r 'a", 'there is no file "\'a"'),
     ],
 )
 def test_a_line_that_cannot_be_locked_is_refused(tmp_path: Path, line: str, needle: str) -> None:
