@@ -1,4 +1,4 @@
-"""Run by a candidate interpreter, of any version from 3.8: what is it? One JSON object on stdout.
+"""Run by a candidate interpreter, of any version from 3.10: what is it? One JSON object on stdout.
 
 Started as ``PY -I -S target_probe.py FOLDER``: without site, so that nothing of its packages takes part; FOLDER holds
 our `packaging`, which computes the markers (PEP 508) and the wheel tags (PEP 425) as the interpreter itself sees them.

@@ -12,7 +12,7 @@ from aml_nox.faults import FaultError, fault, quote, type_of
 from aml_nox.toml_text import Written
 
 UV_FLOOR = "0.11.32"
-PYTHON_FLOOR = (3, 8)
+PYTHON_FLOOR = (3, 10)  # the oldest that today's packaging, which every target computes its tags with, runs on
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,2})"
 _RELEASE = rf"{_NUMBER}\.{_NUMBER}(?:\.{_NUMBER})?"
@@ -77,7 +77,7 @@ def _release(text: str) -> Release:
 
 def _check_range(request: PythonRequest) -> None:
     if request.lower < PYTHON_FLOOR:
-        raise fault(f"Python {request.lowest} is older than 3.8, the oldest that is supported; {_FORMS}")
+        raise fault(f"Python {request.lowest} is older than 3.10, the oldest that is supported; {_FORMS}")
     if request.lower >= request.upper:
         raise fault(f"{quote(request.text)} accepts no version at all; raise the upper bound")
 

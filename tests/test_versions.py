@@ -16,9 +16,9 @@ from aml_nox.versions import UV_FLOOR, parse_python, parse_uv
     ("written", "text", "lowest", "accepted", "refused"),
     [
         ("3.11", "3.11", "3.11", ["3.11", "3.11.0", "3.11.19"], ["3.10.9", "3.12.0", "3.1"]),
-        ("3.8", "3.8", "3.8", ["3.8.0"], []),
+        ("3.10", "3.10", "3.10", ["3.10.0"], []),
         ("3.11.7", "3.11.7", "3.11.7", ["3.11.7"], ["3.11.6", "3.11.8", "3.11"]),
-        (">=3.9,<3.12", ">=3.9,<3.12", "3.9", ["3.9.0", "3.11.19"], ["3.8.20", "3.12.0"]),
+        (">=3.10,<3.12", ">=3.10,<3.12", "3.10", ["3.10.0", "3.11.19"], ["3.9.20", "3.12.0"]),
         (" >= 3.9.2 , < 3.12 ", ">=3.9.2,<3.12", "3.9.2", ["3.9.2"], ["3.9.1"]),
         ("3.14", "3.14", "3.14", ["3.14.0"], ["3.14.0rc1", "3.15.0a1", "not a version"]),
     ],
@@ -49,8 +49,8 @@ def test_a_python_request_accepts_its_range_and_no_pre_release(
         ("3.14.0rc1", "pre-release"),
         ("3.011", "not a Python version"),
         ("٣.11", "not a Python version"),
-        ("3.7", "older than 3.8"),
-        (">=2.7,<3.12", "older than 3.8"),
+        ("3.9", "older than 3.10"),
+        (">=2.7,<3.12", "older than 3.10"),
         (3, "found an integer"),
         (True, "found a boolean"),
         (date(2026, 1, 1), "found a date"),
@@ -64,7 +64,7 @@ def test_what_is_no_python_version_is_refused_in_words_with_the_accepted_forms(w
     assert '"X.Y", "X.Y.Z" or ">=X.Y,<X.Y"' in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["3.10", "3.8", "3.20", "3.100"])
+@pytest.mark.parametrize("text", ["3.10", "3.11", "3.20", "3.100"])
 def test_an_unquoted_python_version_is_shown_as_it_was_written(text: str) -> None:
     with pytest.raises(FaultError, match=f'^{text} is a number to TOML.*quote it: version = "{text}"$'):
         parse_python(Written(text))
