@@ -144,7 +144,7 @@ def _build(ctx: Context, wish: Wish, tool: uv.Uv, why: tuple[str, ...]) -> Found
         marker = _marker(wish, tool, path)
         store.write_json(store.marker_path(path), marker)
     except BaseException:
-        store.retire(path)
+        store.remove(store.marker_path(path))  # first: what is half removed is not to be trusted either
         store.remove(path)
         raise
     store.switch(ctx.root, wish.plan.name, path)
@@ -160,7 +160,8 @@ def _is_condemned(path: Path, interpreter: Interpreter) -> bool:
 
 
 def _assert_content(path: Path, wish: Wish) -> None:
-    if wrong := _content_fault(path, wish, hashes=True):
+    wrong = _venv_fault(path, wish.interpreter) or _content_fault(path, wish, hashes=True)
+    if wrong:
         hint = "uv's cache may be poisoned: `uv cache clean`, then provision again"
         raise AmlError(Code.INTEGRITY, f"what was installed is not what was promised: {wrong}", hint)
 

@@ -56,7 +56,8 @@ def _warm(call: Call, chosen: Options) -> Outcome | None:
     if call.verb != "provision" or chosen.force:
         return None
     manifest = call.manifest_path(chosen)
-    ready = warm.check(manifest, chosen.env or warm.DEFAULT, call.environ) if manifest else None
+    name = warm.DEFAULT if chosen.env is None else chosen.env
+    ready = warm.check(manifest, name, call.environ) if manifest else None
     if ready is None:
         return None
     environment = ready["environment"]

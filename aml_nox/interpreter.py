@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 from collections.abc import Callable, Mapping
@@ -93,12 +94,9 @@ def ensure(ctx: Context, get_uv: Callable[[], uv.Uv], *, fresh: bool = False) ->
 def recorded(ctx: Context) -> Interpreter | None:
     """The choice of an earlier run, if its files are by their stats what they were: no process is started."""
     entry = _entries(ctx).get(wanted(ctx).key)
-    try:
-        if entry is None or entry["stats"] != {path: warm.stat(path) for path in entry["stats"]}:
-            return None
-        return _from_json(entry["interpreter"])
-    except (KeyError, TypeError, AttributeError):
+    if entry is None or entry["stats"] != {path: warm.stat(path) for path in entry["stats"]}:
         return None
+    return _from_json(entry["interpreter"])
 
 
 def _announce_lost(ctx: Context, wish: Wanted) -> None:
@@ -183,14 +181,30 @@ def _record_path(ctx: Context) -> Path:
 
 def _entries(ctx: Context) -> dict[str, Any]:
     entries = (store.read_json(_record_path(ctx)) or {}).get("requests")
-    return entries if isinstance(entries, dict) else {}
+    if not isinstance(entries, dict):
+        return {}
+    return {key: entry for key, entry in entries.items() if isinstance(entry, dict) and _is_whole(entry)}
+
+
+def _is_whole(entry: Mapping[str, Any]) -> bool:
+    """Whether an entry is as it was written: one that was damaged, or edited by hand, is none."""
+    try:
+        return bool(entry.get("digest") == _digest(entry))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _digest(entry: Mapping[str, Any]) -> str:
+    told = {name: entry.get(name) for name in ("stats", "interpreter")}
+    return hashlib.sha256(warm.to_json(told).encode()).hexdigest()
 
 
 def _remember(ctx: Context, wish: Wanted, found: Interpreter) -> None:
     # The path that was asked for too: a link can be led to another interpreter.
     paths = [str(path) for path in (found.path, found.library, wish.path) if path]
-    entry = {"stats": {path: warm.stat(path) for path in paths}, "interpreter": _to_json(found)}
+    entry: dict[str, Any] = {"stats": {path: warm.stat(path) for path in paths}, "interpreter": _to_json(found)}
     store.prepare(ctx.root)
+    entry["digest"] = _digest(entry)
     store.write_json(_record_path(ctx), {"requests": {**_entries(ctx), wish.key: entry}})
 
 

@@ -76,7 +76,8 @@ def open_project(call: Call, options: Options) -> Project:
     read = manifest.load(path)
     root = store.locate(path.parent, call.environ)
     ctx = Context(manifest=read, root=root, environ=call.environ, screen=call.screen, offline=options.offline)
-    name = options.env or (read.train.environment if call.verb == "train" and read.train else warm.DEFAULT)
+    own = read.train.environment if call.verb == "train" and read.train else warm.DEFAULT
+    name = own if options.env is None else options.env
     environment = read.environment(name)
     declared = requirements.declare(read, name)
     return Project(call.verb, ctx, options, environment, declared, plan.inputs(read, environment, declared))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import secrets
@@ -31,6 +32,8 @@ from aml_nox.screen import Screen
 SCHEMA = warm.SCHEMA
 _READY_KEPT = 32
 _SHORT = 12
+_NOT_IN_PATHS = ((os.pathsep, "separates the entries of PATH"), ("\n", "ends the first line of a script"))
+_MARKER = {"key": str, "path": str, "created": str, "target": dict, "interpreter": dict, "packages": list}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
@@ -82,9 +85,9 @@ def locate(folder: Path, environ: Mapping[str, str]) -> Root:
     if any(path.is_relative_to(root.path.resolve()) for path in (root.folder, home) if path):
         message = f"AML_ROOT must not be {root.path}: the project or the home directory lies in it"
         raise AmlError(Code.STATE, message, "name a folder of its own, which can be deleted whole")
-    for path in (root.path, root.folder):
-        if os.pathsep in str(path):
-            message = f"the path {path} holds {os.pathsep!r}, which separates the entries of PATH"
+    for path, (character, role) in itertools.product((root.path, root.folder), _NOT_IN_PATHS):
+        if character in str(path):
+            message = f"the path {str(path)!r} holds {character!r}, which {role}"
             raise AmlError(Code.STATE, message, "move the project to a folder without it")
     return root
 
@@ -108,9 +111,11 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError) and error.filename is None:  # of a write: the system does not say where
+            error.filename = str(path)
         raise
 
 
@@ -254,8 +259,15 @@ def marker_path(environment: Path) -> Path:
 
 
 def read_marker(environment: Path) -> dict[str, Any] | None:
-    """The marker of an environment, whatever it says."""
-    return read_json(marker_path(environment))
+    """The marker of an environment; None where there is none, or none of the form that we write."""
+    marker = read_json(marker_path(environment))
+    if marker is None or not all(isinstance(marker.get(name), kind) for name, kind in _MARKER.items()):
+        return None
+    return marker if all(map(_is_package, marker["packages"])) else None
+
+
+def _is_package(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("name", "version", "sha256"))
 
 
 def retire(environment: Path) -> None:
@@ -321,7 +333,8 @@ def remove(path: Path) -> None:
 
 def state_error(error: OSError) -> AmlError | None:
     """What an operating system error means to a user; None when it is no fault of theirs."""
-    where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"
+    name = error.filename2 or error.filename  # of two the second is the one that was to be made
+    where = os.fsdecode(name) if isinstance(name, str | bytes) else "a file"
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return AmlError(Code.STATE, f"no space left for {where}", "free some space and run the same command again")
     if error.errno == errno.EROFS:

@@ -109,8 +109,8 @@ def probe(ctx: Context, path: Path, source: str) -> Uv | str:
     try:
         env = process.hermetic(ctx.environ)
         answer = process.run([path, "--version"], env=env, cwd=ctx.root.folder, limit=PROBE_LIMIT)
-    except OSError as error:
-        return f"cannot be started: {error.strerror or error}"
+    except (OSError, ValueError) as error:  # a damaged record can name what no path can be
+        return f"cannot be started: {getattr(error, 'strerror', None) or error}"
     if answer.timed_out:
         return f"did not answer within {PROBE_LIMIT:g} s"
     if answer.status:
@@ -154,9 +154,20 @@ def _record_path(ctx: Context) -> Path:
     return ctx.root.runtime / "uv.json"
 
 
+def _unfetched(ctx: Context, attempts: Sequence[str], error: AmlError) -> AmlError:
+    """The error of a fetch, with what was tried before it; what the index does not have either is missing."""
+    if error.code is Code.RESOLUTION:
+        return _missing(ctx, [*attempts, f"the index: {error.message}"], error.hint)
+    return AmlError(error.code, error.message + _tried(attempts), error.hint)
+
+
+def _tried(attempts: Sequence[str]) -> str:
+    return "".join(f"\n  tried {attempt}" for attempt in attempts)
+
+
 def _missing(ctx: Context, attempts: Sequence[str], hint: str) -> AmlError:
-    tried = "".join(f"\n  tried {attempt}" for attempt in attempts)
-    return AmlError(Code.UV_MISSING, f"no uv that fits {ctx.manifest.uv.version} was found{tried}", hint)
+    message = f"no uv that fits {ctx.manifest.uv.version} was found{_tried(attempts)}"
+    return AmlError(Code.UV_MISSING, message, hint)
 
 
 # --- fetching ---
@@ -169,7 +180,10 @@ def _fetch(ctx: Context, wheels: Mapping[str, str], attempts: Sequence[str]) -> 
         raise _missing(ctx, attempts, "run once without --offline, or put a uv into aml/tools")
     ctx.say("fetching uv from the index")
     with tempfile.TemporaryDirectory() as folder:
-        wheel = _download(ctx, Path(folder))
+        try:
+            wheel = _download(ctx, Path(folder))
+        except AmlError as error:
+            raise _unfetched(ctx, attempts, error) from None
         version = str(parse_wheel_filename(wheel.name)[1])
         _hold(ctx, wheel, wheels)
         target = ctx.root.tools / f"uv-{version}" / _PROGRAM

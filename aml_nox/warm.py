@@ -62,7 +62,7 @@ def stat(path: str) -> list[int] | None:
     """Size, times and identity of what `path` leads to; None where there is nothing."""
     try:
         found = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):
         return None
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_mode]
 
