@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from aml_nox.errors import Code
 from tests.support.index import Index
 from tests.support.processes import Run, run
 from tests.support.project import Project
@@ -307,6 +308,11 @@ def test_a_uv_that_was_copied_into_the_tools_by_hand_is_found(machine: Machine, 
     assert machine.bootstrap("--offline")["uv"]["path"] == str(target)
 
 
+def test_a_machine_with_no_uv_at_all_is_told_what_gets_one(machine: Machine) -> None:
+    report = machine.aml("status", "--json", "-").json()
+    assert report["uv"] == {"ok": False, "reason": "none was found; bootstrap fetches one"}
+
+
 def test_a_record_that_cannot_be_read_is_ignored(machine: Machine, uv_program: Path) -> None:
     prepare(machine, uv_program, "PATH")
     machine.project.write("aml/runtime/uv.json", "{")
@@ -342,8 +348,10 @@ def test_each_uv_that_was_tried_and_its_reason_are_told(machine: Machine, uv_pro
 
 @pytest.mark.slow
 def test_a_uv_that_hangs_costs_its_limit_alone(machine: Machine) -> None:
-    machine.on_path("hangs", "exec /bin/sleep 1000")
+    """It is asked once, although everything is looked at again once the lock is held."""
+    bad = machine.on_path("hangs", "echo >> $0.asked; exec /bin/sleep 1000")
     assert "did not answer within 15 s" in machine.bootstrap("--offline", code=4)["error"]["message"]
+    assert bad.with_name("uv.asked").read_text() == "\n"
 
 
 @pytest.mark.parametrize(
@@ -417,8 +425,19 @@ def test_a_uv_that_is_not_the_one_in_the_lock_is_not_run(
     assert not (machine.project.aml_root / "tools").exists()
 
 
-def test_a_project_without_uv_and_index_is_told_what_was_tried(machine: Machine) -> None:
-    """The index has no uv; pip's own words are in the error."""
-    error = machine.bootstrap(code=3)["error"]
-    assert error["code"] == "AML_RESOLUTION"
-    assert "uv" in error["message"]
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(Code.UV_MISSING, "No matching distribution found for uv"), (Code.INTEGRITY, "Expected sha256")],
+    ids=["not-there", "forged"],
+)
+def test_a_fetch_that_fails_tells_what_was_tried_before_it(
+    machine: Machine, index: Index, code: Code, words: str
+) -> None:
+    bad = machine.on_path("shim", "exit 127")
+    if code is Code.INTEGRITY:
+        wheel = make_wheel(index.folder, "uv", "99.0", modules={})
+        index.replaced = {wheel.name: b"other bytes under its hash"}
+    error = machine.bootstrap(code=code.status)["error"]
+    assert error["code"] == str(code)
+    assert words in error["message"]
+    assert f"  tried {bad} (PATH): ended with 127" in error["message"].splitlines()
