@@ -222,11 +222,11 @@ def test_the_last_words_of_a_tool_are_those_of_an_error(tmp_path: Path) -> None:
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(1e6)"
+child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
 deaf = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE)
 deaf.stdout.readline()
 open("pids", "w").write(f"{os.getpid()} {deaf.pid}")
-time.sleep(1e6)
+time.sleep(60)
 """
 
 
@@ -248,7 +248,7 @@ def leave(*_):
     print("cleaned up", flush=True)
     sys.exit(5)
 signal.signal(signal.SIGTERM, leave)
-time.sleep(1e6)
+time.sleep(60)
 """
     done = python(tmp_path, program, limit=1)
     assert (done.timed_out, done.status, done.out) == (True, 5, "cleaned up\n")
@@ -256,7 +256,7 @@ time.sleep(1e6)
 
 def test_a_child_that_a_tool_leaves_behind_ends_with_it(tmp_path: Path, orphans: list[int]) -> None:
     program = (
-        "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1e6)']).pid)"
+        "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid)"
     )
     done = python(tmp_path, program)
     orphans.append(int(done.out))
@@ -268,7 +268,7 @@ def test_a_daemon_that_holds_the_pipes_of_a_tool_holds_nobody_up(tmp_path: Path,
     """One in a session of its own is out of reach; what the tool itself said is kept."""
     program = """
 import subprocess, sys
-daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1e6)"], start_new_session=True)
+daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
 print(daemon.pid, flush=True)
 """
     done = python(tmp_path, program, stdin="x" * BIG)

@@ -57,7 +57,8 @@ def requirement_changed(project: Project) -> None:
 
 
 def lock_changed(project: Project) -> None:
-    requirement_changed(project)
+    """Another version than any other case asks for: one that was built already would be kept."""
+    project.manifest(environment={"requirements": ["demo-alpha==2.0"]})
     project.aml("lock").expect()
 
 
@@ -67,7 +68,7 @@ PLANS: dict[str, tuple[Callable[[Project], None], tuple[str, list[str]], tuple[s
     "no-lock": (lock_gone, ("make", ["there is none"]), ("undecided", ["decided once the lock is there"])),
     "no-python-yet": (state_gone, ("keep", []), ("undecided", ["decided once Python is there"])),
     "stale": (requirement_changed, ("update", STALE), ("undecided", ["decided once the lock is there"])),
-    "changed": (lock_changed, ("keep", []), ("build", ["demo-alpha 1.0 → 1.1"])),
+    "changed": (lock_changed, ("keep", []), ("build", ["demo-alpha 1.0 → 2.0"])),
 }
 
 
