@@ -44,3 +44,8 @@ def ready(_provisioned: Project) -> Iterator[Project]:
     if any((link.parent / target).glob(".aml-ok-*")):  # after --force it does not count any more
         link.unlink()
         link.symlink_to(target)
+    for path in (project.aml_root / "envs").iterdir():
+        if path != link.resolve():
+            shutil.rmtree(path)
+    for other in project.aml_root.glob(".venv-*"):
+        other.unlink()
