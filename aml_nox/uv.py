@@ -332,6 +332,9 @@ def failure(ctx: Context, done: process.Finished, *, step: str, limit: float, ot
     """The error for a tool that failed: its own last words, what kind of fault they tell, what to do."""
     if done.timed_out:
         return AmlError(Code.TIMEOUT, f"{step} took longer than {limit:g} s and was ended", "raise [timeouts]")
+    if done.status < 0:
+        hint = "somebody ended it, or the machine ran out of memory: run the same command again"
+        return AmlError(otherwise, f"{step} was ended by signal {-done.status}", hint)
     words = done.err + done.out
     code = next((code for pattern, code in _WORDS if re.search(pattern, words)), otherwise)
     tail = done.tail or process.Redactor.of(ctx.environ)(done.out)[-400:].strip()

@@ -312,6 +312,28 @@ def test_what_belongs_to_another_user_is_named_with_its_owner(project: Project, 
     assert current(project) == before
 
 
+# --- whose environment it is
+
+
+def test_a_copy_of_an_environment_is_not_the_environment(project: Project) -> None:
+    """Its scripts start what it was copied from; its marker names that place."""
+    project.aml("provision").expect()
+    built = current(project)
+    copy = built.with_name(f"{built.name[:-4]}0000")
+    shutil.copytree(built, copy, symlinks=True)
+    shutil.rmtree(built)
+    run = project.aml("provision").expect()
+    assert "building environment default" in run.err
+    assert current(project) not in {built, copy}
+    script = run_script(project, "demo-alpha")
+    assert script == "1.0\n"
+
+
+def run_script(project: Project, name: str) -> str:
+    program = current(project) / "bin" / name
+    return run([program], env=project.environment(), cwd=project.folder).expect().out
+
+
 # --- what a wheel may do
 
 

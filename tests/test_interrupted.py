@@ -216,6 +216,20 @@ def test_asked_to_end_with_half_a_file_it_ends_its_children_and_leaves_nothing(
     assert list(temporary(project).iterdir()) == []
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_tool_that_is_killed_under_us_is_told_and_leaves_nothing(
+    project: Project, index: Index, uv_wheel: Path, stage: str
+) -> None:
+    process, _ = stopped_while(stage, project, index, uv_wheel)
+    (tool,) = descendants(process.pid)
+    os.kill(tool, signal.SIGKILL)
+    run = process.finish()
+    assert run.code in {3, 4}
+    assert "was ended by signal 9" in run.err
+    assert leftovers(project) == []
+    assert list(temporary(project).iterdir()) == []
+
+
 # --- what a kill leaves
 
 

@@ -31,7 +31,8 @@ def _provisioned(tmp_path_factory: pytest.TempPathFactory, wheelhouse: Path, uv_
 def ready(_provisioned: Project) -> Iterator[Project]:
     """Give a project with demo-alpha 1.0 that needs no provision; what a test changes is set right after it."""
     project, link = _provisioned, _provisioned.aml_root / ".venv"
-    texts = {name: (project.folder / name).read_text(encoding="utf-8") for name in _KEPT}
+    names = (*_KEPT, "aml/runtime/python.json")
+    texts = {name: (project.folder / name).read_text(encoding="utf-8") for name in names}
     target = link.readlink()
     yield project
     project.close()
