@@ -262,6 +262,7 @@ class _Pump:
                 text = decoder.decode(data)
                 self._keep(text)
                 rest = self._show(rest + text)
+        os.close(self._ours)
         self._say(self._redact(rest + decoder.decode(b"", final=True)))
 
     def _keep(self, text: str) -> None:
@@ -295,7 +296,7 @@ class _Pump:
 
     def _close(self) -> None:
         self._shut_theirs()
-        if not self._thread.is_alive():  # one that still reads owns the descriptor: closed, it would read another's
+        if self._thread.ident is None:  # once started, it closes what it reads: nobody else may, while it does
             os.close(self._ours)
 
 

@@ -45,8 +45,9 @@ def _base_untouched(base: Path) -> Iterator[None]:
 
 
 def many_files(folder: Path) -> None:
-    """Make a wheel of so many files that linking them takes a while."""
-    modules = {f"demo_many/part{number}.py": f"X = {number}\n" for number in range(FILES)}
+    """Make a wheel of so many files that linking them takes a while; its metadata are not in its first half."""
+    large = {"demo_first.py": "#" * 200_000}
+    modules = large | {f"demo_many/part{number}.py": f"X = {number}\n" for number in range(FILES)}
     make_wheel(folder, "demo-many", "1.0", modules={"demo_many/__init__.py": "", **modules})
 
 
