@@ -8,13 +8,13 @@ distributions claim is there. The same check decides before reuse and after an i
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aml_nox import installed, store, uv
+from aml_nox import installed, platforms, store
+from aml_nox.backend import Backend
 from aml_nox.context import Context
 from aml_nox.errors import AmlError, Code
 from aml_nox.interpreter import Interpreter
@@ -49,7 +49,7 @@ class Found:
 
 def python_of(environment: Path) -> Path:
     """The program of an environment's interpreter."""
-    return environment / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    return platforms.environment_python(environment)
 
 
 def find(ctx: Context, wish: Wish) -> Found | None:
@@ -111,7 +111,7 @@ def reasons(ctx: Context, wish: Wish) -> list[str]:
     return rebuild_reasons(marker, wish.plan) or ["its key differs"]
 
 
-def ensure(ctx: Context, wish: Wish, get_uv: Callable[[], uv.Uv], *, force: bool) -> Found:
+def ensure(ctx: Context, wish: Wish, get_backend: Callable[[], Backend], *, force: bool) -> Found:
     """The planned environment: found, or built.
 
     Raises:
@@ -121,7 +121,7 @@ def ensure(ctx: Context, wish: Wish, get_uv: Callable[[], uv.Uv], *, force: bool
     found = None if force else find(ctx, wish)
     if found is not None:
         return found
-    tool = get_uv()
+    backend = get_backend()
     key = wish.plan.key[:12]
     wait = ctx.manifest.timeouts.lock_wait
     before = store.environments(ctx.root, wish.plan.key)
@@ -131,17 +131,19 @@ def ensure(ctx: Context, wish: Wish, get_uv: Callable[[], uv.Uv], *, force: bool
             return found
         why = ["--force"] if force else reasons(ctx, wish)
         ctx.say(f"building environment {wish.plan.name}: {'; '.join(why)}")
-        return _build(ctx, wish, tool, tuple(why))
+        return _build(ctx, wish, backend, tuple(why))
 
 
-def _build(ctx: Context, wish: Wish, tool: uv.Uv, why: tuple[str, ...]) -> Found:
+def _build(ctx: Context, wish: Wish, backend: Backend, why: tuple[str, ...]) -> Found:
     condemned = [path for path in store.environments(ctx.root, wish.plan.key) if _is_condemned(path, wish.interpreter)]
     path = store.new_environment(ctx.root, wish.plan.key)
     try:
-        _make_venv(ctx, wish, tool, path)
-        _install(ctx, wish, tool, path)
+        backend.make(ctx, wish.interpreter, path)
+        _assert_venv(path, wish.interpreter)
+        with store.scratch(ctx.root, wish.plan.requirements(ctx.root.folder)) as file:
+            backend.install(ctx, python_of(path), file)
         _assert_content(path, wish)
-        marker = _marker(wish, tool, path)
+        marker = _marker(wish, backend, path)
         store.write_json(store.marker_path(path), marker)
     except BaseException:
         store.remove(store.marker_path(path))  # first: what is half removed is not to be trusted either
@@ -166,27 +168,6 @@ def _assert_content(path: Path, wish: Wish) -> None:
         raise AmlError(Code.INTEGRITY, f"what was installed is not what was promised: {wrong}", hint)
 
 
-def _make_venv(ctx: Context, wish: Wish, tool: uv.Uv, path: Path) -> None:
-    argv: list[str | Path] = [
-        "venv",
-        path,
-        "-p",
-        wish.interpreter.path,
-        "--no-project",
-        "--no-python-downloads",
-        "--quiet",
-    ]
-    uv.call(
-        ctx,
-        tool,
-        argv,
-        step="making the virtual environment",
-        limit=ctx.manifest.timeouts.venv,
-        otherwise=Code.VENV_FAILED,
-    )
-    _assert_venv(path, wish.interpreter)
-
-
 def _assert_venv(path: Path, interpreter: Interpreter) -> None:
     """Hold that it is a virtual environment: uv installs into the base interpreter where it is none."""
     if wrong := _venv_fault(path, interpreter):
@@ -194,15 +175,7 @@ def _assert_venv(path: Path, interpreter: Interpreter) -> None:
         raise AmlError(Code.VENV_FAILED, message, "another process changed it, or the disk is full: provision again")
 
 
-def _install(ctx: Context, wish: Wish, tool: uv.Uv, path: Path) -> None:
-    with store.scratch(ctx.root, wish.plan.requirements(ctx.root.folder)) as file:
-        argv: list[str | Path] = ["pip", "sync", file, "-p", python_of(path), "--require-hashes", "--no-build"]
-        argv += ["--no-python-downloads", "--allow-empty-requirements", *uv.index_flags(ctx)]
-        limit = ctx.manifest.timeouts.install
-        uv.call(ctx, tool, argv, step="installing", limit=limit, otherwise=Code.FETCH)
-
-
-def _marker(wish: Wish, tool: uv.Uv, path: Path) -> dict[str, Any]:
+def _marker(wish: Wish, backend: Backend, path: Path) -> dict[str, Any]:
     """What the environment is and where it came from; it speaks for this path and these interpreter bytes alone."""
     return {
         "schema": store.SCHEMA,
@@ -212,8 +185,7 @@ def _marker(wish: Wish, tool: uv.Uv, path: Path) -> dict[str, Any]:
         "lock_sha256": wish.lock.sha256,
         "target": wish.plan.target.identity,
         "interpreter": wish.interpreter.identity,
-        "uv": {"version": tool.version, "source": tool.source},
-        "backend": "uv",
+        **backend.facts,
         "path": os.path.realpath(path),
         "created": store.now(),
         "packages": wish.plan.packages,

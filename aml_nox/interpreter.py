@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from aml_nox import process, store, uv, warm
+from aml_nox import platforms, process, pythons, store, uv, warm
 from aml_nox.context import Context
 from aml_nox.errors import AmlError, Code
-from aml_nox.manifest import PythonRequest
+from aml_nox.faults import FaultError
 from aml_nox.plan import Target
+from aml_nox.versions import PythonRequest, parse_python
 
 PROBE_LIMIT = 10.0
 FIND_LIMIT = 30.0
@@ -80,13 +81,28 @@ def ensure(ctx: Context, get_uv: Callable[[], uv.Uv], *, fresh: bool = False) ->
         AmlError: AML_PYTHON_MISSING tells what was tried.
 
     """
+    return _ensure(ctx, lambda wish: _find(ctx, wish, get_uv()), fresh=fresh)
+
+
+def ensure_without_uv(ctx: Context, *, fresh: bool = False) -> Interpreter:
+    """The interpreter where there is no uv: the recorded choice, the explicit path, or the first on PATH that fits.
+
+    Raises:
+        AmlError: AML_PYTHON_MISSING tells what was tried.
+
+    """
+    attempts: list[str] = []
+    return _ensure(ctx, lambda wish: _on_path(ctx, wish, attempts) or _refuse(wish, attempts), fresh=fresh)
+
+
+def _ensure(ctx: Context, find: Callable[[Wanted], Interpreter], *, fresh: bool) -> Interpreter:
     wish = wanted(ctx)
     if wish.named_by == OVERRIDE:
         ctx.say(f"{OVERRIDE}={wish.words} is used in place of python.version")
     if not fresh and (known := recorded(ctx)):
         return known
     _announce_lost(ctx, wish)
-    found = _explicit(ctx, wish) if wish.path else _search(ctx, wish, get_uv())
+    found = _explicit(ctx, wish) if wish.path else find(wish)
     _remember(ctx, wish, found)
     return found
 
@@ -94,15 +110,19 @@ def ensure(ctx: Context, get_uv: Callable[[], uv.Uv], *, fresh: bool = False) ->
 def recorded(ctx: Context) -> Interpreter | None:
     """The choice of an earlier run, if its files are by their stats what they were: no process is started."""
     entry = _entries(ctx).get(wanted(ctx).key)
-    if entry is None or entry["stats"] != {path: warm.stat(path) for path in entry["stats"]}:
+    if entry is None or entry["stats"] != {path: _stat(ctx, path) for path in entry["stats"]}:
         return None
-    return _from_json(entry["interpreter"])
+    return _from_json(ctx, entry["interpreter"])
+
+
+def _stat(ctx: Context, recorded_path: str) -> list[int] | None:
+    return warm.stat(str(ctx.root.path / recorded_path))
 
 
 def _announce_lost(ctx: Context, wish: Wanted) -> None:
     entry = _entries(ctx).get(wish.key)
     for path in (entry or {}).get("stats", {}):
-        if warm.stat(path) is None:
+        if _stat(ctx, path) is None:
             ctx.say(f"the interpreter {path} is gone: looking for another")
 
 
@@ -113,23 +133,73 @@ def _explicit(ctx: Context, wish: Wanted) -> Interpreter:
     return _held(wish, found)
 
 
-def _search(ctx: Context, wish: Wanted, tool: uv.Uv) -> Interpreter:
+def _find(ctx: Context, wish: Wanted, tool: uv.Uv) -> Interpreter:
+    """An installed interpreter that fits, else one that uv installs into the AML root."""
+    attempts: list[str] = []
+    found = _by_uv(ctx, wish, tool, attempts)
+    if found is None and wish.preference != "only-system":
+        found = _installed(ctx, wish, tool, attempts)
+    return found or _refuse(wish, attempts)
+
+
+def _installed(ctx: Context, wish: Wanted, tool: uv.Uv, attempts: list[str]) -> Interpreter | None:
+    """One that uv installs; by its exact path, since uv's link for the minor version moves."""
+    managed = replace(wish, preference="only-managed")
+    with pythons.held(ctx):
+        # Another run may have installed it meanwhile.
+        if found := _by_uv(ctx, managed, tool, []):
+            return found
+        pythons.install(ctx, tool, wish.words, wish.request)
+        return _by_uv(ctx, managed, tool, attempts)
+
+
+def _by_uv(ctx: Context, wish: Wanted, tool: uv.Uv, attempts: list[str]) -> Interpreter | None:
     """Ask uv, which knows where interpreters hide; --system, or it takes the .venv of any parent folder."""
     argv: list[str | Path] = [tool.path, "python", "find", "--system", "--resolve-links", "--no-python-downloads"]
     argv += ["--no-project", "--no-config", "--python-preference", wish.preference, wish.words]
     env = process.hermetic(ctx.environ, UV_PYTHON_INSTALL_DIR=str(ctx.root.pythons))
     done = process.run(argv, env=env, cwd=ctx.root.folder, limit=FIND_LIMIT)
     if done.timed_out:
-        message = f"looking for Python {wish.words} took longer than {FIND_LIMIT:g} s"
-        raise AmlError(Code.PYTHON_MISSING, message, "an interpreter on PATH hangs: set python.path")
+        # uv has no limit of its own for a candidate that hangs: those on PATH are then asked one by one.
+        attempts.append(f"uv's search took longer than {FIND_LIMIT:g} s: an interpreter on PATH hangs")
+        return None if wish.preference == "only-managed" else _on_path(ctx, wish, attempts)
     if done.status:
-        message = f"no Python {wish.words} was found (python.preference = {wish.preference}):\n{done.tail}"
-        raise AmlError(Code.PYTHON_MISSING, message, "install one, or name one by python.path")
-    path = Path(done.out.strip())
+        attempts.append(f"uv (python.preference = {wish.preference}): {done.tail or f'ended with {done.status}'}")
+        return None
+    return _fitting(ctx, wish, Path(done.out.strip()), attempts)
+
+
+def _on_path(ctx: Context, wish: Wanted, attempts: list[str]) -> Interpreter | None:
+    """The first on PATH that fits, each asked by itself and for its own limit."""
+    try:
+        request = wish.request or parse_python(wish.words)
+    except FaultError:
+        attempts.append(f"{wish.words}: only uv knows what it means")
+        return None
+    wish = replace(wish, request=request)
+    names = dict.fromkeys(name for minor in request.minors for name in platforms.search_names(minor))
+    folders = [folder for folder in ctx.environ.get("PATH", "").split(platforms.path_separator()) if folder]
+    for candidate in (Path(folder, name) for folder in folders for name in names):
+        if candidate.is_file() and (found := _fitting(ctx, wish, candidate, attempts)):
+            return found
+    return None
+
+
+def _fitting(ctx: Context, wish: Wanted, path: Path, attempts: list[str]) -> Interpreter | None:
     found = probe(ctx, path)
     if isinstance(found, str):
-        raise AmlError(Code.PYTHON_MISSING, f"uv found {path}, which {found}", "name another by python.path")
-    return _held(wish, found)
+        attempts.append(f"{path} {found}")
+    elif wish.request is not None and not wish.request.accepts(found.target.version):
+        attempts.append(f"{path} is Python {found.target.version}")
+    else:
+        return found
+    return None
+
+
+def _refuse(wish: Wanted, attempts: Sequence[str]) -> NoReturn:
+    tried = "".join(f"\n  tried {attempt}" for attempt in attempts)
+    message = f"no Python {wish.words} was found{tried}"
+    raise AmlError(Code.PYTHON_MISSING, message, "install one, or name one by python.path")
 
 
 def _held(wish: Wanted, found: Interpreter) -> Interpreter:
@@ -201,22 +271,28 @@ def _digest(entry: Mapping[str, Any]) -> str:
 
 def _remember(ctx: Context, wish: Wanted, found: Interpreter) -> None:
     # The path that was asked for too: a link can be led to another interpreter.
-    paths = [str(path) for path in (found.path, found.library, wish.path) if path]
-    entry: dict[str, Any] = {"stats": {path: warm.stat(path) for path in paths}, "interpreter": _to_json(found)}
+    paths = [ctx.root.relative(path) for path in (found.path, found.library, wish.path) if path]
+    stats = {path: _stat(ctx, path) for path in paths}
+    entry: dict[str, Any] = {"stats": stats, "interpreter": _to_json(ctx, found)}
     store.prepare(ctx.root)
     entry["digest"] = _digest(entry)
     store.write_json(_record_path(ctx), {"requests": {**_entries(ctx), wish.key: entry}})
 
 
-def _to_json(found: Interpreter) -> dict[str, Any]:
-    return {**found.identity, "target": found.target.to_json()}
+def _to_json(ctx: Context, found: Interpreter) -> dict[str, Any]:
+    paths = {name: ctx.root.relative(path) if path else None for name, path in _paths(found)}
+    return {**found.identity, **paths, "target": found.target.to_json()}
 
 
-def _from_json(entry: Mapping[str, Any]) -> Interpreter:
+def _paths(found: Interpreter) -> tuple[tuple[str, Path | None], ...]:
+    return ("path", found.path), ("library", found.library)
+
+
+def _from_json(ctx: Context, entry: Mapping[str, Any]) -> Interpreter:
     return Interpreter(
-        path=Path(entry["path"]),
+        path=ctx.root.path / entry["path"],
         sha256=entry["sha256"],
-        library=Path(entry["library"]) if entry["library"] else None,
+        library=ctx.root.path / entry["library"] if entry["library"] else None,
         library_sha256=entry["library_sha256"],
         target=Target.from_json(entry["target"]),
     )

@@ -143,8 +143,8 @@ def _place(value: str) -> str:
 
 def _archive(value: str) -> str:
     url = urls.check_link(value)
-    if not url.split("#")[0].split("?")[0].endswith((".tar.gz", ".zip", ".whl")):
-        raise fault("the URL does not name a .tar.gz, .zip or .whl file; give the URL of uv's archive or wheel")
+    if not url.split("#")[0].split("?")[0].endswith((".tar.gz", ".zip", ".whl", ".sh", ".ps1")):
+        raise fault("the URL does not name a .tar.gz, .zip or .whl file, nor a script: .sh or .ps1; give one of these")
     return url
 
 
@@ -210,7 +210,7 @@ PATH = read("a path", '"folder/file"', r"[^\u0000~][^\u0000]*", _path)
 URL = read("an http, https or file URL", '"https://index.example.com/simple"', r"[A-Za-z]+://[^\s$@]+", urls.check_url)
 PLACE = read("a path or a URL", '"downloads.json"', r"[^\u0000$]+", _place)
 ARCHIVE = read(
-    "the URL of a .tar.gz, .zip or .whl", '"https://files.example.com/uv.zip"', r"[A-Za-z]+://[^\s$]+", _archive
+    "the URL of a .tar.gz, .zip, .whl or script", '"https://files.example.com/uv.zip"', r"[A-Za-z]+://[^\s$]+", _archive
 )
 REQUIREMENT = read("a PEP 508 requirement", '"numpy>=2"', r"\s*[A-Za-z0-9].*", pep508.parse)
 PACKAGE = read("a package's name", '"numpy"', r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", _package)

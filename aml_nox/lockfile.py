@@ -17,7 +17,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from aml_nox import plan
 from aml_nox.errors import AmlError, Code
-from aml_nox.plan import Artifact, Inputs, Target
+from aml_nox.plan import Artifact, Inputs, Promise, Target
 from aml_nox.requirements import Declared
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -127,9 +127,11 @@ def stale(lock: Lock | None, inputs: Inputs, declared: Declared) -> list[str] | 
     return []
 
 
-def uv_wheels(lock: Lock | None) -> Mapping[str, str]:
-    """The hashes of uv's wheels that the lock promises."""
-    return lock.table.uv_wheels if lock is not None and lock.table is not None else {}
+def promise(lock: Lock | None) -> Promise:
+    """What the lock promises of uv."""
+    if lock is None or lock.table is None:
+        return Promise()
+    return Promise(version=lock.table.uv_version, wheels=lock.table.uv_wheels)
 
 
 # --- lint ---

@@ -255,16 +255,16 @@ KEYS = (
     Key("", "environments", _ENVIRONMENTS, {}, "More environments by name, each laid over [environment]."),
     Key("", "timeouts", _table("timeouts"), {}, "How long each step may run."),
     Key("", "train", _table("train", '{script = "train.py"}'), None, "The training job."),
-    Key("uv", "source", _SOURCE, "auto", "Where from; none: the fallback to pip.", planned="url, installer, none"),
+    Key("uv", "source", _SOURCE, "auto", "Where from; none: the fallback to pip."),
     Key("uv", "version", kinds.UV, ">=0.11.32", "Which uv; never one below 0.11.32."),
     Key("uv", "path", kinds.PATH, None, "The uv to use, for source path."),
-    Key("uv", "url", kinds.ARCHIVE, None, "The archive or wheel that holds uv, for source url.", planned=ANY_USE),
-    Key("uv", "sha256", _SHA256, {}, "Its digest for each platform, for source url.", planned=ANY_USE),
+    Key("uv", "url", kinds.ARCHIVE, None, "What holds uv, for source url; the script, for source installer."),
+    Key("uv", "sha256", _SHA256, {}, "Its digest for each platform, for source url."),
     Key("python", "version", kinds.PYTHON, REQUIRED, "Which CPython. A string: unquoted, TOML reads 3.10 as 3.1."),
     Key("python", "preference", _PREFERENCE, "managed", "Whether uv's own builds or the system's come first."),
     Key("python", "path", kinds.PATH, None, "The interpreter to use."),
-    Key("python", "mirror", kinds.URL, None, "From where uv downloads its builds.", planned=ANY_USE),
-    Key("python", "downloads-json", kinds.PLACE, None, "uv's list of builds.", planned=ANY_USE),
+    Key("python", "mirror", kinds.URL, None, "From where uv downloads its builds."),
+    Key("python", "downloads-json", kinds.PLACE, None, "uv's list of builds."),
     Key("index", "url", kinds.URL, None, "The index that replaces uv's default one. No user name or password."),
     Key("index", "name", kinds.NAME, "default", "Its name, as in `UV_INDEX_<NAME>_USERNAME`."),
     Key("index", "extra", _EXTRAS, [], "Indexes that are asked before it. The order has meaning."),
@@ -328,6 +328,14 @@ def _download_is_pinned(source: str, url: str | None, sha256: Sequence[object]) 
         raise fault('source = "url" needs both url and sha256; add them', "source")
 
 
+def _url_is_of_its_source(source: str, url: str | None) -> None:
+    is_script = (url or "").split("#")[0].split("?")[0].endswith((".sh", ".ps1"))
+    if url and source == "url" and is_script:
+        raise fault('source = "url" takes an archive or wheel; a script belongs to source = "installer"', "url")
+    if url and source in {"auto", "installer"} and not is_script:
+        raise fault(f'source = "{source}" runs it as a script, this is none; write source = "url"', "url")
+
+
 def _index_names_differ(name: str, extra: Sequence[ExtraIndex]) -> None:
     names = [name, *(each.name for each in extra)]
     twice = [
@@ -371,6 +379,7 @@ TABLES = (
         (
             Rule(("source", "path"), _source_has_what_it_needs),
             Rule(("source", "url", "sha256"), _download_is_pinned),
+            Rule(("source", "url"), _url_is_of_its_source),
         ),
     ),
     Table("python", "Which interpreter the environments are made with.", Python),

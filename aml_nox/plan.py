@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +190,11 @@ class Policy:
             return "CI", f"{way_out}, or pass --no-locked"
         return ("--offline", "run it once without --offline and commit the lock") if self.offline else None
 
+    @property
+    def strict(self) -> bool:
+        """Whether nothing but what was committed may be used."""
+        return self.locked if self.locked is not None else self.ci
+
 
 @dataclass(frozen=True, slots=True)
 class LockDecision:
@@ -217,6 +222,14 @@ def decide_lock(name: str, stale: Sequence[str] | None, policy: Policy) -> LockD
         message = f"{name} does not belong to the manifest ({'; '.join(stale)}), and {forbidden[0]} does not change it"
         raise AmlError(Code.LOCK_STALE, message, forbidden[1])
     return LockDecision("update", tuple(stale))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What a lock promises of uv: its version, and the sha256 of its wheels by file name."""
+
+    version: str | None = None
+    wheels: Mapping[str, str] = field(default_factory=dict)
 
 
 # --- the environment ---

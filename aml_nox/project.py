@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from aml_nox import engine, installed, interpreter, lockfile, manifest, plan, requirements, store, uv, warm
+from aml_nox import engine, installed, interpreter, lockfile, manifest, plan, requirements, store, uv, uvfetch, warm
+from aml_nox.backend import Backend, PipBackend, UvBackend
 from aml_nox.calls import Call
 from aml_nox.context import Context
 from aml_nox.engine import Found, Wish
@@ -21,6 +22,9 @@ from aml_nox.manifest import Environment
 from aml_nox.options import Options
 from aml_nox.plan import EnvironmentPlan, Inputs, LockDecision, Policy
 from aml_nox.requirements import Declared
+
+# What may mean that somebody changed a file, or that the disk is full, is not mended by another tool.
+_NEVER_BY_PIP = {Code.INTEGRITY, Code.STATE, Code.USAGE, Code.BUSY}
 
 
 @dataclass(frozen=True)
@@ -45,20 +49,50 @@ class Project:
         return Policy(locked=self.options.locked, ci=ci, offline=self.options.offline)
 
     @cached_property
-    def uv(self) -> uv.Uv:
-        """The uv of this run: looked for when something needs it, and once."""
+    def _uv_or_error(self) -> uv.Uv | AmlError:
+        if self.ctx.manifest.uv.source == "none":
+            return AmlError(Code.UV_MISSING, 'uv.source = "none" allows no uv', "a lock is made by uv: allow one")
+        try:
+            found = uvfetch.ensure(self.ctx, self._promise(), locked=self.policy.strict)
+        except AmlError as error:
+            return error
+        uv.remember(self.ctx, found)
+        return found
+
+    def _promise(self) -> plan.Promise:
         try:
             lock = lockfile.read(self.lock_path)
         except AmlError:  # told by whoever needs the lock
             lock = None
-        found = uv.ensure(self.ctx, lockfile.uv_wheels(lock))
-        uv.remember(self.ctx, found)
-        return found
+        return lockfile.promise(lock)
+
+    @property
+    def uv(self) -> uv.Uv:
+        """The uv of this run: looked for when something needs it, and once."""
+        if isinstance(self._uv_or_error, AmlError):
+            raise self._uv_or_error
+        return self._uv_or_error
+
+    @cached_property
+    def backend(self) -> Backend:
+        """Who builds: uv, or pip where there is no uv to be had and the manifest does not insist on one."""
+        if isinstance(self._uv_or_error, uv.Uv):
+            return UvBackend(self._uv_or_error)
+        error, table = self._uv_or_error, self.ctx.manifest.uv
+        if table.source not in {"auto", "none"} or table.path is not None or error.code in _NEVER_BY_PIP:
+            raise error
+        self.ctx.say(f"building with venv and pip, since there is no uv: {error.message}")
+        return PipBackend()
 
     @cached_property
     def interpreter(self) -> interpreter.Interpreter:
         """The interpreter of this run; --force chooses anew."""
-        return interpreter.ensure(self.ctx, lambda: self.uv, fresh=self.options.force)
+        fresh = self.options.force
+        if not fresh and interpreter.recorded(self.ctx) is not None:
+            return interpreter.ensure(self.ctx, lambda: self.uv)
+        if isinstance(self.backend, PipBackend):
+            return interpreter.ensure_without_uv(self.ctx, fresh=fresh)
+        return interpreter.ensure(self.ctx, lambda: self.uv, fresh=fresh)
 
 
 def open_project(call: Call, options: Options) -> Project:
@@ -201,7 +235,7 @@ def provisioned(project: Project) -> Provisioned:
         return _finish(project, view.wish, view.found, Settled(view.lock, changed=False))
     settled = settle(project)
     wish = wish_for(project, settled.lock, project.interpreter)
-    found = engine.ensure(project.ctx, wish, lambda: project.uv, force=project.options.force)
+    found = engine.ensure(project.ctx, wish, lambda: project.backend, force=project.options.force)
     return _finish(project, wish, found, settled)
 
 

@@ -8,9 +8,7 @@ from aml_nox.faults import fault
 
 SCHEMES = ("http", "https", "file")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_CREDENTIALS = (
-    "credentials go into UV_INDEX_<NAME>_USERNAME and UV_INDEX_<NAME>_PASSWORD, into netrc, or into a keyring"
-)
+CREDENTIALS = "credentials go into UV_INDEX_<NAME>_USERNAME and UV_INDEX_<NAME>_PASSWORD, into netrc, or into a keyring"
 
 
 def check_url(text: str) -> str:
@@ -50,7 +48,7 @@ def _checked(text: str) -> SplitResult:
         # The standard library's message holds the authority, and with it the password.
         raise fault("the URL cannot be read: its host or port is malformed; write https://HOST:PORT/PATH") from None
     if "@" in parts.netloc:
-        raise fault(f"the URL holds a user name or password; take it out: {_CREDENTIALS}")
+        raise fault(f"the URL holds a user name or password; take it out: {CREDENTIALS}")
     _check_scheme(text, parts)
     if parts.scheme != "file" and (not parts.hostname or port == 0):
         raise fault("the URL names no host; write https://HOST/PATH")
@@ -63,7 +61,7 @@ def _check_characters(text: str) -> None:
     if any(char.isspace() or not char.isprintable() for char in text):
         raise fault("the URL holds a space or a control character; write a space as %20")
     if "$" in text:
-        raise fault(f"variables are not expanded in a URL; write it out ({_CREDENTIALS})")
+        raise fault(f"variables are not expanded in a URL; write it out ({CREDENTIALS})")
     if "\\" in text:
         # Browsers' rules, which uv follows, read it as a slash; Python does not: the two would see different hosts.
         raise fault("the URL holds a backslash; write /")
@@ -75,7 +73,7 @@ def _check_scheme(text: str, parts: SplitResult) -> None:
             raise fault("a file URL is absolute; write file:///PATH")
         return
     if "@" in text.partition("/")[0]:
-        raise fault(f"the URL holds a user name or password, and no scheme; write https://HOST/PATH: {_CREDENTIALS}")
+        raise fault(f"the URL holds a user name or password, and no scheme; write https://HOST/PATH: {CREDENTIALS}")
     if "://" in text:
         raise fault("the URL has another scheme than http, https or file; use one of these")
     raise fault("the URL has no scheme and would be taken as a local folder; write https://… or file:///…")

@@ -79,12 +79,22 @@ def provision(project: Project, _call: Call) -> Outcome:
     return Outcome(done.report)
 
 
+_NO_UV: dict[str, Any] = {
+    "ok": False,
+    "reason": 'uv.source = "none" allows none: a lock that is there is installed by pip',
+}
+
+
 def bootstrap(project: Project, _call: Call) -> Outcome:
-    """Have uv and the interpreter."""
-    tool, python = project.uv, project.interpreter
-    project.ctx.say(f"uv {tool.version} ({tool.source}): {tool.path}")
+    """Have uv, unless the manifest wants none, and the interpreter."""
+    told = _NO_UV
+    if project.ctx.manifest.uv.source != "none":
+        tool = project.uv
+        told = _uv_report(tool)
+        project.ctx.say(f"uv {tool.version} ({tool.source}): {tool.path}")
+    python = project.interpreter
     project.ctx.say(f"python {python.target.version}: {python.path}")
-    return Outcome({"uv": _uv_report(tool), "python": _python_report(python)})
+    return Outcome({"uv": told, "python": _python_report(python)})
 
 
 def _uv_report(tool: uv.Uv) -> dict[str, Any]:
@@ -143,6 +153,8 @@ def status(project: Project, _call: Call) -> Outcome:
 
 
 def _uv_status(project: Project) -> dict[str, Any]:
+    if project.ctx.manifest.uv.source == "none":
+        return _NO_UV
     try:
         found, attempts = uv.find(project.ctx)
     except AmlError as error:

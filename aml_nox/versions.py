@@ -36,6 +36,12 @@ class PythonRequest:
         """The lowest version that is accepted, as declared: ``X.Y`` or ``X.Y.Z``."""
         return ".".join(map(str, self.lower))
 
+    @property
+    def minors(self) -> list[str]:
+        """The versions X.Y of which some release may be accepted, the lowest first."""
+        after = self.upper[1] + (len(self.upper) > len(PYTHON_FLOOR))
+        return [f"{self.lower[0]}.{minor}" for minor in range(self.lower[1], after)]
+
     def accepts(self, version: str) -> bool:
         """Say whether an interpreter of this version is one of those; a pre-release never is."""
         try:

@@ -14,6 +14,7 @@ import html
 import json
 import shutil
 import socketserver
+import ssl
 import sys
 import threading
 import urllib.parse
@@ -88,12 +89,14 @@ class Index:
 
     Files that are added, replaced or deleted while it runs show at the next request. Files of other names are not
     listed but served under ``/files/``. All knobs are public attributes; ``requests`` and ``headers`` grow in step.
+    With *tls*, a server's context, it speaks HTTPS.
     """
 
     _ports: ClassVar[set[int]] = set()
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, tls: ssl.SSLContext | None = None) -> None:
         self.folder = folder
+        self.scheme = "https" if tls else "http"
         self.requests: list[str] = []  # "GET /simple/demo-alpha/"
         self.headers: list[dict[str, str]] = []  # of each request, names in lower case
         self.auth: tuple[str, str] | None = None  # user, password; anything else is answered 401
@@ -112,6 +115,9 @@ class Index:
         self._known: dict[Path, tuple[tuple[int, ...], Listed | None]] = {}
         self._news = threading.Condition()
         self._server = _fresh_port_server(self, self._ports)
+        if tls:  # the handshake is left to the thread of each request: one that hangs holds nobody up
+            plain = self._server.socket
+            self._server.socket = tls.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
         # poll_interval is how long shutdown may take; the default of half a second would be paid by every test.
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
@@ -131,7 +137,7 @@ class Index:
     @property
     def address(self) -> str:
         """Scheme, host and port."""
-        return f"http://{_HOST}:{self._server.server_address[1]}"
+        return f"{self.scheme}://{_HOST}:{self._server.server_address[1]}"
 
     @property
     def url(self) -> str:
@@ -285,9 +291,9 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = _HOST, int(self.server_address[1])
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the signature is theirs
-        """Keep what went wrong here for the end of the test; a client that was killed is no fault."""
+        """Keep what went wrong here for the end of the test; a client that left or trusts nobody is no fault."""
         fault = sys.exception()
-        if fault and not isinstance(fault, ConnectionError):
+        if fault and not isinstance(fault, ConnectionError | ssl.SSLError):
             self.faults.append(fault)
 
 

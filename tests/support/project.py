@@ -64,6 +64,7 @@ class Project:
     folder: Path
     home: Path
     uv_cache: Path
+    program: str = sys.executable
     started: list[Started] = field(default_factory=list)
 
     @classmethod
@@ -144,8 +145,8 @@ class Project:
         cwd: Path | None = None,
         limit: float = LIMIT,
     ) -> Run:
-        """Run the tests' own Python to its end."""
-        return run([sys.executable, *args], env=self.environment(env), cwd=cwd or self.folder, limit=limit)
+        """Run the front end's Python, which is the tests' own where none is named, to its end."""
+        return run([self.program, *args], env=self.environment(env), cwd=cwd or self.folder, limit=limit)
 
     def start_nox(self, *args: str | Path, env: Changes | None = None) -> Started:
         """Start ``python -m nox ARGS`` in a session of its own."""
@@ -157,7 +158,7 @@ class Project:
 
     def execs(self, *args: str | Path, env: Changes | None = None) -> list[str]:
         """Run ``python ARGS`` and give every program that was executed, Python first."""
-        return strace_execs([sys.executable, *args], env=self.environment(env), cwd=self.folder)
+        return strace_execs([self.program, *args], env=self.environment(env), cwd=self.folder)
 
     def close(self) -> None:
         """Kill what was started and never ended."""
@@ -166,7 +167,7 @@ class Project:
                 pass
 
     def _start(self, *args: str | Path, env: Changes | None) -> Started:
-        process = Started([sys.executable, *args], env=self.environment(env), cwd=self.folder)
+        process = Started([self.program, *args], env=self.environment(env), cwd=self.folder)
         self.started.append(process)
         return process
 
