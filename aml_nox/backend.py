@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from aml_nox import diagnosis, pip, process, uv
+from aml_nox import diagnosis, installed, pip, process, store, uv
 from aml_nox.context import Context
 from aml_nox.errors import Code
 from aml_nox.interpreter import Interpreter
+from aml_nox.manifest import Environment
 
+# Older uv patches distutils in each of its environments; the same lock gives the same bytes by every uv.
+_PATCHES = ("_virtualenv.pth", "_virtualenv.py")
 _STEP = "making the virtual environment"
 
 
@@ -31,12 +34,21 @@ class Backend(Protocol):
         """Install a hashed requirements file; `python` is the environment's program."""
         ...
 
+    def refetch(self, ctx: Context, python: Path, requirements: Path) -> None:
+        """Install a hashed requirements file over what is there, from the index and not from a cache."""
+        ...
+
+    def install_editable(self, ctx: Context, python: Path, project: Path) -> None:
+        """Install a project in place, without what it depends on: that came from the lock."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class UvBackend:
     """uv."""
 
     tool: uv.Uv
+    environment: Environment
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -46,17 +58,45 @@ class UvBackend:
         argv: list[str | Path] = ["venv", path, "-p", interpreter.path, "--no-project", "--no-python-downloads"]
         limit = ctx.manifest.timeouts.venv
         uv.call(ctx, self.tool, [*argv, "--quiet"], step=_STEP, limit=limit, otherwise=Code.VENV_FAILED)
+        for name in _PATCHES:
+            store.remove(installed.site_packages(path) / name)
 
     def install(self, ctx: Context, python: Path, requirements: Path) -> None:
-        argv: list[str | Path] = ["pip", "sync", requirements, "-p", python, "--require-hashes", "--no-build"]
-        argv += ["--no-python-downloads", "--allow-empty-requirements", *uv.index_flags(ctx)]
+        words: list[str | Path] = ["sync", requirements, "--require-hashes", "--allow-empty-requirements"]
+        self._pip(ctx, python, words, "installing")
+
+    def refetch(self, ctx: Context, python: Path, requirements: Path) -> None:
+        words: list[str | Path] = ["install", "-r", requirements, "--require-hashes", "--no-deps", "--reinstall"]
+        self._pip(ctx, python, [*words, "--no-cache"], "fetching past the cache")
+
+    def install_editable(self, ctx: Context, python: Path, project: Path) -> None:
+        argv: list[str | Path] = ["pip", "install", "-p", python, "--no-python-downloads", "--no-deps", "-e", project]
         limit = ctx.manifest.timeouts.install
-        uv.call(ctx, self.tool, argv, step="installing", limit=limit, otherwise=Code.FETCH)
+        argv += ["--no-sources", *_link_mode(self.environment), *uv.index_flags(ctx)]
+        uv.call(ctx, self.tool, argv, step=f"installing {project}", limit=limit, otherwise=Code.VENV_FAILED)
+
+    def _pip(self, ctx: Context, python: Path, words: Sequence[str | Path], step: str) -> None:
+        argv: list[str | Path] = ["pip", *words, "-p", python, "--no-python-downloads", *builds(self.environment)]
+        if self.environment.torch_backend:
+            argv += ["--torch-backend", self.environment.torch_backend]
+        argv += [*_link_mode(self.environment), *uv.index_flags(ctx)]
+        uv.call(ctx, self.tool, argv, step=step, limit=ctx.manifest.timeouts.install, otherwise=Code.FETCH)
+
+
+def builds(environment: Environment) -> list[str]:
+    """Wheels alone, but for what the manifest allows to be built; uv and pip share these words."""
+    return ["--only-binary", ":all:", *(word for name in environment.allow_build for word in ("--no-binary", name))]
+
+
+def _link_mode(environment: Environment) -> list[str]:
+    return ["--link-mode", environment.link_mode] if environment.link_mode else []
 
 
 @dataclass(frozen=True, slots=True)
 class PipBackend:
     """The standard library's venv, and pip from outside: the environment itself has none, as with uv."""
+
+    environment: Environment
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -71,4 +111,10 @@ class PipBackend:
             raise diagnosis.failure(ctx, done, step=_STEP, limit=limit, otherwise=Code.VENV_FAILED)
 
     def install(self, ctx: Context, python: Path, requirements: Path) -> None:
-        pip.install(ctx, python, requirements)
+        pip.install(ctx, python, requirements, builds(self.environment))
+
+    def refetch(self, ctx: Context, python: Path, requirements: Path) -> None:
+        pip.install(ctx, python, requirements, builds(self.environment), anew=True)
+
+    def install_editable(self, ctx: Context, python: Path, project: Path) -> None:
+        pip.install_editable(ctx, python, project)

@@ -17,12 +17,17 @@ _FETCH_WORDS = (
     r"Max retries|NewConnectionError|Could not (connect|fetch)|IncompleteRead|incomplete-download|error reading a body|"
     r"peer certificate|CERTIFICATE_VERIFY"
 )
+_DAMAGED = r"[Tt]he wheel is invalid"
 _WORDS = (
     (r"[Hh]ash mismatch|DO NOT MATCH THE HASHES|[Ss]ize mismatch", Code.INTEGRITY),
+    (_DAMAGED, Code.INTEGRITY),
     (r"No space left on device|Disk quota exceeded", Code.STATE),
     (_FETCH_WORDS, Code.FETCH),
+    (r"Failed to build|[Bb]uild backend|metadata-generation-failed|Getting requirements to build", Code.VENV_FAILED),
     (r"No solution found|not found in the package registry|No matching distribution|unsatisfiable", Code.RESOLUTION),
 )
+_NO_WHEEL = r"no usable wheels|building from source is disabled"
+_ALLOW = "it has no wheel for this: take a version that has one, or name it in environment.allow-build"
 _HINTS = {
     Code.INTEGRITY: "the bytes are not those that were promised: find out who changed the index, then lock again",
     Code.STATE: "free some space and run the same command again",
@@ -46,8 +51,14 @@ def failure(ctx: Context, done: process.Finished, *, step: str, limit: float, ot
     if code is Code.RESOLUTION and otherwise is Code.FETCH:
         code = otherwise
     tail = done.tail or process.Redactor.of(ctx.environ)(done.out)[-400:].strip()
-    hints = [_HINTS.get(code, ""), _fetch_hint(ctx, words) if code in {Code.FETCH, Code.RESOLUTION} else ""]
+    hint = _ALLOW if re.search(_NO_WHEEL, words) else _HINTS.get(code, "")
+    hints = [hint, _fetch_hint(ctx, words) if code in {Code.FETCH, Code.RESOLUTION} else ""]
     return AmlError(code, f"{step} failed (exit {done.status}):\n{tail}", "; ".join(filter(None, hints)))
+
+
+def is_damaged(error: AmlError) -> bool:
+    """Whether a tool could not read what it has in its cache: that is not what was once downloaded."""
+    return re.search(_DAMAGED, error.message) is not None
 
 
 def _fetch_hint(ctx: Context, words: str) -> str:

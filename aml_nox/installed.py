@@ -6,17 +6,22 @@ import base64
 import contextlib
 import csv
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from aml_nox import interrupts
+from aml_nox import interrupts, launchers
 
 # "sha256 or better" (the wheel format): sha1 and md5 prove nothing.
 _HASHES = {"sha256", "sha384", "sha512", "sha3_256", "sha3_384", "sha3_512", "blake2b", "blake2s"}
+
+_PLAIN = re.compile(r"[^/\\.][^/\\]*(/[^/\\.][^/\\]*)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +37,41 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
+class Claim:
     """A line of RECORD: who claims a file, with which hash and size ("" where RECORD gives none)."""
 
     distribution: str
     hash: str
     size: str
 
+    def fits(self, sha256: str, size: int, path: str) -> bool:
+        """Whether the file has this hash; `sha256` is known, another algorithm is computed."""
+        if not self.hash:  # RECORD itself, and what an installer could not know
+            return self.size in {"", str(size)}
+        algorithm, _, value = self.hash.partition("=")
+        if algorithm == "sha256":
+            return self.hash == sha256
+        return algorithm in _HASHES and value == _encoded(path, algorithm)
 
-@dataclass(slots=True)
-class _Claims:
-    """All lines of all RECORDs by file, and what was wrong in reading them."""
 
-    by_file: dict[Path, list[_Claim]] = field(default_factory=dict)
-    faults: list[Drift] = field(default_factory=list)
+@dataclass(frozen=True, slots=True)
+class Records:
+    """All RECORDs: claims by path in the environment, the dist-info folders by name, what was unreadable."""
+
+    root: Path
+    site: str
+    claims: Mapping[str, tuple[Claim, ...]]
+    infos: Mapping[str, str]
+    faults: tuple[Drift, ...]
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """The distributions by name and version, sorted."""
+        return tuple(sorted(self.infos.values()))
+
+    def entry_points(self, distribution: str) -> frozenset[str]:
+        """The references for which an installer makes programs."""
+        return _entry_points(self, distribution)
 
 
 def site_packages(environment: Path) -> Path:
@@ -55,96 +81,151 @@ def site_packages(environment: Path) -> Path:
         FileNotFoundError: there is none.
 
     """
-    for pattern in ("lib/python*/site-packages", "lib/pypy*/site-packages", "Lib/site-packages"):
-        for found in environment.glob(pattern):
-            return found
-    raise FileNotFoundError(2, "no site-packages folder", str(environment))
+    patterns = ("lib/python*/site-packages", "lib/pypy*/site-packages", "Lib/site-packages")
+    found = [path for pattern in patterns for path in sorted(environment.glob(pattern))]
+    if not found:
+        raise FileNotFoundError(2, "no site-packages folder", str(environment))
+    # A folder for another interpreter can be added by hand; nothing is installed there.
+    return next((path for path in found if any(path.glob("*.dist-info"))), found[0])
 
 
-def drift(environment: Path, packages: Sequence[Mapping[str, str]], *, hashes: bool) -> list[Drift]:
-    """Every difference between an environment and what was to be installed in it.
+def read_records(environment: Path) -> Records:
+    """All RECORDs of an environment.
 
-    Without `hashes` files are held by presence and size alone: enough to see what was deleted or put in by hand.
+    Raises:
+        FileNotFoundError: it has no site-packages.
+
     """
+    site = site_packages(environment)
+    place = site.relative_to(environment).as_posix()
+    infos = _distributions(site)
+    claims: dict[str, list[Claim]] = {}
+    faults: list[Drift] = []
+    for name, distribution in infos.items():
+        try:
+            with open_text(site / name / "RECORD") as stream:
+                for file, digest, size in csv.reader(stream):
+                    claims.setdefault(_place(environment, place, file), []).append(Claim(distribution, digest, size))
+        except FileNotFoundError:
+            faults.append(Drift(distribution, f"{place}/{name}/RECORD", "is missing"))
+        except (OSError, ValueError, csv.Error):
+            faults.append(Drift(distribution, f"{place}/{name}/RECORD", "cannot be read"))
+    sealed = {path: tuple(found) for path, found in claims.items()}
+    return Records(environment, place, sealed, infos, tuple(faults))
+
+
+def is_outside(path: str) -> bool:
+    """Whether a claim's path leads out of the environment."""
+    return path == ".." or path.startswith(("../", "/"))
+
+
+def open_text(path: Path) -> TextIO:
+    """Open a file for reading as UTF-8, each line end as it is.
+
+    Raises:
+        OSError: also for what is no file: a pipe would be waited for.
+
+    """
+    if not path.is_file():
+        raise FileNotFoundError(2, "no such file", str(path))
+    return path.open(encoding="utf-8", newline="")
+
+
+def settings(environment: Path) -> list[tuple[str, str]]:
+    """The lines of pyvenv.cfg as Python reads them (its site.py): names in lower case, none where there is no file."""
     try:
-        site = site_packages(environment)
-    except FileNotFoundError:
-        return [Drift("", "site-packages", "is missing")]
-    found = {_distribution(path): path for path in sorted(site.glob("*.dist-info"))}
-    wanted = {f"{one['name']} {one['version']}" for one in packages}
-    missing = [Drift(name, f"the distribution {name}", "is missing") for name in sorted(wanted - found.keys())]
-    extra = [Drift(name, found[name].name, "is not in the lock") for name in sorted(found.keys() - wanted)]
-    claims = _read_claims(site, found)
-    files = [fault for path, claim in claims.by_file.items() for fault in _examine(environment, path, claim, hashes)]
-    return missing + extra + claims.faults + files + list(_strays(site, claims, found))
+        with open_text(environment / "pyvenv.cfg") as stream:
+            lines = [line.partition("=") for line in stream]
+    except (OSError, ValueError):
+        return []
+    return [(name.strip().lower(), value.strip()) for name, equals, value in lines if equals]
+
+
+def _distributions(site: Path) -> dict[str, str]:
+    """The distributions by their dist-info folders; a second folder of one is a distribution that nobody asked for."""
+    found: dict[str, str] = {}
+    for path in sorted(site.glob("*.dist-info")):
+        name = _distribution(path)
+        found[path.name] = f"{name} again" if name in found.values() else name
+    return found
 
 
 def _distribution(info: Path) -> str:
-    """A distribution as locks write it, whatever spelling its wheel has: `Demo_A-2024.01` is demo-a 2024.1."""
+    """A distribution as locks write it, whatever spelling its wheel has: `Demo_A-2024.01` is demo-a==2024.1."""
     name, _, version = info.name.removesuffix(".dist-info").rpartition("-")
     with contextlib.suppress(InvalidVersion):
         version = str(Version(version))
-    return f"{canonicalize_name(name)} {version}"
+    return f"{canonicalize_name(name)}=={version}"
 
 
-def _read_claims(site: Path, found: Mapping[str, Path]) -> _Claims:
-    claims = _Claims()
-    for distribution, info in found.items():
-        try:
-            with (info / "RECORD").open(encoding="utf-8", newline="") as stream:
-                for file, digest, size in csv.reader(stream):
-                    path = Path(_normal(site, file))
-                    claims.by_file.setdefault(path, []).append(_Claim(distribution, digest, size))
-        except FileNotFoundError:
-            claims.faults.append(Drift(distribution, f"{info.name}/RECORD", "is missing"))
-        except (OSError, ValueError, csv.Error):
-            claims.faults.append(Drift(distribution, f"{info.name}/RECORD", "cannot be read"))
-    return claims
+def _place(environment: Path, site: str, file: str) -> str:
+    """The path of a RECORD's line (relative to `site`) in the environment, without following links."""
+    if _PLAIN.fullmatch(file):  # nearly all of them, and what follows takes long
+        return f"{site}/{file}"
+    return os.path.relpath(os.path.normpath(environment / site / file), environment).replace(os.sep, "/")
 
 
-def _normal(site: Path, file: str) -> str:
-    import os.path  # noqa: PLC0415 - pathlib has no way to take ".." out without following links
+def _entry_points(records: Records, distribution: str) -> frozenset[str]:
+    for name, found in records.infos.items():
+        if found == distribution:
+            path = records.root / records.site / name / "entry_points.txt"
+            with contextlib.suppress(OSError, ValueError), open_text(path) as stream:
+                return launchers.entry_points(stream.read())
+    return frozenset()
 
-    return os.path.normpath(site / file)
+
+def drift(environment: Path, packages: Sequence[Mapping[str, str]], in_place: Collection[str] = ()) -> list[Drift]:
+    """What was deleted or put in by hand: files are held by presence and size, nothing is read but RECORDs."""
+    try:
+        records = read_records(environment)
+    except FileNotFoundError:
+        return [Drift("", "site-packages", "is missing")]
+    wrong = distribution_drift(records, packages, in_place)
+    files = [fault for path, claims in records.claims.items() for fault in _examine(environment, path, claims)]
+    return [*wrong, *records.faults, *files, *_strays(records)]
 
 
-def _examine(environment: Path, path: Path, claims: Sequence[_Claim], hashes: bool) -> Iterator[Drift]:  # noqa: FBT001 - private, passed on
+def distribution_drift(
+    records: Records, packages: Sequence[Mapping[str, str]], in_place: Collection[str] = ()
+) -> list[Drift]:
+    """Distributions that are missing, and those that no lock asked for; `in_place` may have any version."""
+    found = {distribution: name for name, distribution in records.infos.items()}
+    there = {distribution.partition("==")[0]: distribution for distribution in found}
+    wanted = {f"{one['name']}=={one['version']}" for one in packages} | {there.get(name, name) for name in in_place}
+    missing = [Drift(name, f"the distribution {name}", "is missing") for name in sorted(wanted - found.keys())]
+    unknown = sorted(found.keys() - wanted)
+    return missing + [Drift(name, f"{records.site}/{found[name]}", "is not in the lock") for name in unknown]
+
+
+def _examine(environment: Path, path: str, claims: Sequence[Claim]) -> Iterator[Drift]:
     interrupts.honour()
-    shown = path.relative_to(environment).as_posix() if path.is_relative_to(environment) else str(path)
     owner = claims[0].distribution
-    if "__pycache__" in path.parts:
+    if "__pycache__" in path.split("/"):
         return
-    if not path.is_relative_to(environment):
-        yield Drift(owner, shown, "is outside of the environment, and RECORD claims it")
+    if is_outside(path):
+        yield Drift(owner, path, "is outside of the environment, and RECORD claims it")
         return
     try:
-        size = path.stat().st_size
+        size = (environment / path).stat().st_size
         # Several distributions may claim a file with different content; the installer's order decides, so one fits.
         if all(claim.size and claim.size != str(size) for claim in claims):
-            yield Drift(owner, shown, f"has {size} bytes, RECORD says {claims[0].size}")
-        elif hashes and not any(_fits(path, claim.hash) for claim in claims):
-            yield Drift(owner, shown, "differs from its hash in RECORD")
+            yield Drift(owner, path, f"has {size} bytes, RECORD says {claims[0].size}")
     except FileNotFoundError:
-        yield Drift(owner, shown, "is missing")
+        yield Drift(owner, path, "is missing")
     except (OSError, ValueError) as error:
-        yield Drift(owner, shown, f"cannot be read: {getattr(error, 'strerror', error)}")
+        yield Drift(owner, path, f"cannot be read: {getattr(error, 'strerror', error)}")
 
 
-def _fits(path: Path, recorded: str) -> bool:
-    if not recorded:  # RECORD itself, and what an installer could not know
-        return True
-    algorithm, _, value = recorded.partition("=")
-    if algorithm not in _HASHES:
-        return False
-    with path.open("rb") as stream:
+def _encoded(path: str, algorithm: str) -> str:
+    with Path(path).open("rb") as stream:
         digest = hashlib.file_digest(stream, algorithm).digest()
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == value
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
-def _strays(site: Path, claims: _Claims, found: Mapping[str, Path]) -> Iterator[Drift]:
+def _strays(records: Records) -> Iterator[Drift]:
     """What no RECORD knows, among the names at the top: that is where an import or a .pth file is found."""
-    known = {path.relative_to(site).parts[:1] for path in claims.by_file if path.is_relative_to(site)}
-    known |= {(path.name,) for path in found.values()}
-    for path in sorted(site.iterdir()):
-        if (path.name,) not in known and path.name != "__pycache__":
+    prefix = f"{records.site}/"
+    known = {path.removeprefix(prefix).partition("/")[0] for path in records.claims if path.startswith(prefix)}
+    for path in sorted((records.root / records.site).iterdir()):
+        if path.name not in known | records.infos.keys() and path.name != "__pycache__":
             yield Drift("", path.name, "in site-packages belongs to no distribution")

@@ -14,6 +14,7 @@ from aml_nox import platforms, process, pythons, store, uv, warm
 from aml_nox.context import Context
 from aml_nox.errors import AmlError, Code
 from aml_nox.faults import FaultError
+from aml_nox.manifest import is_file
 from aml_nox.plan import Target
 from aml_nox.versions import PythonRequest, parse_python
 
@@ -180,7 +181,7 @@ def _on_path(ctx: Context, wish: Wanted, attempts: list[str]) -> Interpreter | N
     names = dict.fromkeys(name for minor in request.minors for name in platforms.search_names(minor))
     folders = [folder for folder in ctx.environ.get("PATH", "").split(platforms.path_separator()) if folder]
     for candidate in (Path(folder, name) for folder in folders for name in names):
-        if candidate.is_file() and (found := _fitting(ctx, wish, candidate, attempts)):
+        if is_file(candidate) and (found := _fitting(ctx, wish, candidate, attempts)):
             return found
     return None
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 import hashlib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from packaging.markers import Environment
-from packaging.pylock import Package, PackageArchive, PackageWheel, Pylock, PylockSelectError, PylockValidationError
+from packaging.pylock import (
+    Package,
+    PackageArchive,
+    PackageSdist,
+    PackageWheel,
+    Pylock,
+    PylockSelectError,
+    PylockValidationError,
+)
 from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
@@ -171,7 +179,7 @@ def _absolute(path: str) -> bool:
 # --- selection ---
 
 
-def select(lock: Lock, target: Target, declared: Declared) -> tuple[Artifact, ...]:
+def select(lock: Lock, target: Target, declared: Declared, allow_build: Collection[str] = ()) -> tuple[Artifact, ...]:
     """The artifacts that the lock has for a target, by the rules of PEP 751.
 
     Raises:
@@ -183,22 +191,31 @@ def select(lock: Lock, target: Target, declared: Declared) -> tuple[Artifact, ..
         raise AmlError(Code.LOCK_INVALID, f"{lock.path.name}: " + "; ".join(faults), _FORCE)
     tags = [Tag(*text.split("-", 2)) for text in target.tags]
     try:
-        chosen = list(lock.pylock.select(environment=cast("Environment", target.markers), tags=tags))
+        chosen = list(
+            lock.pylock.select(
+                environment=cast("Environment", target.markers),
+                tags=tags,
+                prefer_sdist_predicate=allow_build.__contains__,
+            )
+        )
     except PylockSelectError as error:
         message = f"{lock.path.name} has nothing for Python {target.version} on {target.platform}: {error}"
         raise AmlError(Code.RESOLUTION, message, "lock again, or use an interpreter that the lock covers") from None
-    artifacts = tuple(_artifact(lock, package, item, target) for package, item in chosen)
+    artifacts = tuple(_artifact(lock, package, item, target, allow_build) for package, item in chosen)
     _hold_declared(artifacts, declared)
     return artifacts
 
 
-def _artifact(lock: Lock, package: Package, item: object, target: Target) -> Artifact:
+def _artifact(lock: Lock, package: Package, item: object, target: Target, allow_build: Collection[str]) -> Artifact:
     name = str(package.name)
     if isinstance(item, PackageWheel):
         return Artifact(name=name, version=str(package.version), sha256=item.hashes["sha256"], path=item.path)
     if isinstance(item, PackageArchive):
         version = str(package.version or _wheel_version(item.path or item.url or ""))
         return Artifact(name=name, version=version, sha256=item.hashes["sha256"], url=item.url, path=item.path)
+    if isinstance(item, PackageSdist) and name in allow_build:
+        version = str(package.version)
+        return Artifact(name=name, version=version, sha256=item.hashes["sha256"], path=item.path, is_source=True)
     message = f"{lock.path.name} has no wheel of {name} {package.version} for {target.platform}"
     raise AmlError(Code.RESOLUTION, message, "ask for a version that has one")
 

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from packaging.pylock import Pylock
 
@@ -21,8 +22,9 @@ from aml_nox.context import Context
 from aml_nox.errors import AmlError, Code
 from aml_nox.interpreter import Interpreter
 from aml_nox.lockfile import Lock
+from aml_nox.manifest import Environment
 from aml_nox.plan import Inputs
-from aml_nox.requirements import Declared
+from aml_nox.requirements import Declared, Line
 
 _LEFTOVER = re.compile(r"pylock\.aml[0-9a-f]{4}\.toml")
 
@@ -55,7 +57,14 @@ class Tools:
 
 
 def compile_lock(
-    ctx: Context, tools: Tools, path: Path, declared: Declared, inputs: Inputs, *, upgrade: Upgrade
+    ctx: Context,
+    tools: Tools,
+    path: Path,
+    *,
+    environment: Environment,
+    declared: Declared,
+    inputs: Inputs,
+    upgrade: Upgrade,
 ) -> Lock:
     """Make or update the lock at `path`; the caller holds the project's lock.
 
@@ -66,10 +75,17 @@ def compile_lock(
     _sweep(path.parent)
     with _copy(path, keep=not upgrade.anew) as copy:
         words = [line.text for line in declared.requirements]
-        limits = [line.text for line in declared.constraints]
-        _resolve(ctx, tools, copy, words, limits=limits, flags=upgrade.flags)
+        files = {"--constraints": declared.constraints, "--overrides": declared.overrides}
+        flags = [*upgrade.flags, *_choices(environment)]
+        _resolve(ctx, tools, copy, words, files=files, flags=flags)
         text = copy.read_text("utf-8")
     return _publish(path, text, inputs, tools.uv, _own_wheels(ctx, tools, path))
+
+
+def _choices(environment: Environment) -> list[str]:
+    """What of an environment changes what is chosen, in uv's words."""
+    builds = [word for name in environment.allow_build for word in ("--no-binary", name)]
+    return builds + (["--torch-backend", environment.torch_backend] if environment.torch_backend else [])
 
 
 def _sweep(folder: Path) -> None:
@@ -91,12 +107,20 @@ def _copy(path: Path, *, keep: bool) -> Iterator[Path]:
 
 
 def _resolve(
-    ctx: Context, tools: Tools, output: Path, words: Sequence[str], *, limits: Sequence[str] = (), flags: Sequence[str]
+    ctx: Context,
+    tools: Tools,
+    output: Path,
+    words: Sequence[str],
+    *,
+    files: Mapping[str, Sequence[Line]] = MappingProxyType({}),
+    flags: Sequence[str],
 ) -> None:
-    with store.scratch(ctx.root, "".join(f"{one}\n" for one in limits)) as constraints:
-        # uv warns of an empty file.
-        limited: list[str | Path] = ["--constraints", constraints] if limits else []
-        argv = [*compile_argv(ctx, tools, output), *limited, *flags]
+    with contextlib.ExitStack() as stack:
+        argv = [*compile_argv(ctx, tools, output), *flags]
+        for flag, lines in files.items():
+            if lines:  # uv warns of an empty file
+                text = "".join(f"{line.text}\n" for line in lines)
+                argv += [flag, stack.enter_context(store.scratch(ctx.root, text))]
         stdin = "".join(f"{one}\n" for one in words)
         limit = ctx.manifest.timeouts.install
         uv.call(ctx, tools.uv, argv, step="resolving", limit=limit, otherwise=Code.RESOLUTION, stdin=stdin)

@@ -232,7 +232,7 @@ _PLATFORM = choice(*(f"{system}-{cpu}" for system in ("linux", "macos", "windows
 _SOURCE = choice("auto", "index", "installer", "url", "path", "system", "none")
 _PREFERENCE = choice("managed", "only-managed", "system", "only-system")
 _STRATEGY = choice("first-index", "unsafe-first-match", "unsafe-best-match")
-_LINKS = choice("clone", "copy", "hardlink", "symlink")
+_LINKS = choice("clone", "copy", "hardlink")  # no symlink: an environment would be a part of uv's cache
 _ISOLATION = choice("prefer", "require", "off")
 _EXTRAS = list_of(_INDEX, "an array of tables")
 _GATES = list_of(_GATE, "an array of tables")
@@ -275,11 +275,11 @@ KEYS = (
     Key("environment", "requirements", _REQUIREMENTS, [], "What is installed. Local wheels: `name @ ./wheels/x.whl`."),
     Key("environment", "requirements-files", _PATHS, [], "Files in pip's format with more of them."),
     Key("environment", "constraints", _REQUIREMENTS, [], "Bounds for what is installed for whatever reason."),
-    Key("environment", "overrides", _REQUIREMENTS, [], "What beats the packages' own demands.", planned=ANY_USE),
-    Key("environment", "editable", _PATHS, [], "Projects installed in place.", planned=ANY_USE),
-    Key("environment", "allow-build", _NAMES, [], "Packages that may be built from source.", planned=ANY_USE),
-    Key("environment", "torch-backend", kinds.BACKEND, None, "Which builds of torch, in uv's words.", planned=ANY_USE),
-    Key("environment", "link-mode", _LINKS, None, "How files leave uv's cache; absent: its choice.", planned=ANY_USE),
+    Key("environment", "overrides", _REQUIREMENTS, [], "What beats the packages' own demands."),
+    Key("environment", "editable", _PATHS, [], "Projects installed in place."),
+    Key("environment", "allow-build", _NAMES, [], "Packages that may be built from source."),
+    Key("environment", "torch-backend", kinds.BACKEND, None, "Which builds of torch, in uv's words."),
+    Key("environment", "link-mode", _LINKS, None, "How files leave uv's cache; absent: its choice."),
     Key("timeouts", "uv", kinds.DURATION, "10m", "Fetching uv."),
     Key("timeouts", "python", kinds.DURATION, "10m", "Fetching an interpreter."),
     Key("timeouts", "venv", kinds.DURATION, "5m", "Making the virtual environment."),

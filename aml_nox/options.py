@@ -22,12 +22,15 @@ VERBS = {
     "provision": "make the environment that the lock describes",
     "plan": "tell what provision would do, and why; change nothing",
     "status": "tell what is ready and what is not",
+    "verify": "hold the environment against what it was certified to be",
+    "reproduce": "build the environment a second time elsewhere and compare every file",
+    "clean": "remove environments that nobody uses",
     "train": "run the training job in its environment and judge its metrics",
     "init": "write a first aml.toml and noxfile.py",
 }
 SESSIONS = tuple(verb for verb in VERBS if verb != "init")
-_ENVIRONMENT = ("lock", "provision", "plan", "status", "train")
-_BUILDING = ("provision", "plan", "train")
+_ENVIRONMENT = ("lock", "provision", "plan", "status", "verify", "reproduce", "train")
+_BUILDING = ("provision", "plan", "verify", "reproduce", "train")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,10 @@ OPTIONS = (
     Option(
         name="--no-locked", verbs=_BUILDING, dest="locked", store=False, text="update a stale lock even where CI is set"
     ),
+    Option(name="--level", verbs=("verify",), metavar="LEVEL", text="quick, full or strict; full where left out"),
+    Option(name="--repair", verbs=("verify",), text="build anew what is not as it was certified"),
+    Option(name="--all", verbs=("clean",), text="also those younger than 7 days"),
+    Option(name="--dry-run", verbs=("clean",), text="only tell what would go"),
     Option(name="--check", verbs=("lock",), text="say whether the lock belongs to the manifest; change nothing"),
     Option(name="--upgrade", verbs=("lock",), text="let every package move"),
     Option(name="--upgrade-package", verbs=("lock",), metavar="NAME", many=True, text="let this package move"),
@@ -78,6 +85,10 @@ class Options:
     check: bool = False
     upgrade: bool = False
     upgrade_package: tuple[str, ...] = ()
+    level: str = "full"
+    repair: bool = False
+    all: bool = False
+    dry_run: bool = False
     help: bool = False
     arguments: tuple[str, ...] = ()
 

@@ -30,18 +30,35 @@ def download(ctx: Context, requirement: str, folder: Path, *, step: str, limit: 
     _call(ctx, words, folder, step=step, limit=limit, otherwise=Code.UV_MISSING)
 
 
-def install(ctx: Context, python: Path, requirements: Path) -> None:
+def install(ctx: Context, python: Path, requirements: Path, builds: Sequence[str], *, anew: bool = False) -> None:
     """Install a hashed requirements file into an environment that need not have pip itself.
+
+    `builds` says what may be built from source; `anew` installs over what is there, past the cache.
 
     Raises:
         AmlError: AML_FETCH, AML_INTEGRITY, AML_TIMEOUT.
 
     """
-    words: list[str | Path] = ["--python", python, "install", "-r", requirements, "--require-hashes", "--no-deps"]
-    words += ["--only-binary", ":all:", "--no-compile"]
+    words: list[str | Path] = ["-r", requirements, "--require-hashes", *builds]
+    words += ["--no-cache-dir", "--force-reinstall"] if anew else []
+    _install(ctx, python, words, "installing")
+
+
+def install_editable(ctx: Context, python: Path, project: Path) -> None:
+    """Install a project in place.
+
+    Raises:
+        AmlError: AML_FETCH, AML_TIMEOUT.
+
+    """
+    _install(ctx, python, ["-e", project], f"installing {project}")
+
+
+def _install(ctx: Context, python: Path, words: Sequence[str | Path], step: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
+        argv: list[str | Path] = ["--python", python, "install", "--no-deps", "--no-compile", *words]
         limit = ctx.manifest.timeouts.install
-        _call(ctx, words, Path(folder), step="installing", limit=limit, otherwise=Code.FETCH)
+        _call(ctx, argv, Path(folder), step=step, limit=limit, otherwise=Code.FETCH)
 
 
 def _call(ctx: Context, words: Sequence[str | Path], folder: Path, *, step: str, limit: float, otherwise: Code) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aml_nox.editables import Editable
 from aml_nox.errors import AmlError, Code
 from aml_nox.manifest import Environment, Manifest, normal_url
 from aml_nox.requirements import Declared, Line
@@ -82,6 +83,7 @@ class Artifact:
     sha256: str
     url: str | None = None
     path: str | None = None
+    is_source: bool = False
 
     @property
     def identity(self) -> dict[str, str]:
@@ -116,15 +118,20 @@ class Inputs:
 def inputs(manifest: Manifest, environment: Environment, declared: Declared) -> Inputs:
     """What of the manifest, its requirement files and its local wheels decides a lock."""
     index = manifest.index
-    urls = ([index.url] if index.url else []) + [extra.url for extra in index.extra]
+    # The first place is the main index's also where uv's default is meant: an extra index alone is not a main one.
+    urls = [index.url or "", *(extra.url for extra in index.extra)]
     values: dict[str, Any] = {
         "scheme": SCHEME,
         "environment": environment.name,
         "python": manifest.python.version.text,
         "requirements": [_line(line) for line in declared.requirements],
         "constraints": [_line(line) for line in declared.constraints],
+        "overrides": [_line(line) for line in declared.overrides],
+        "editables": {one.path: one.digest for one in declared.editables},
+        "allow-build": sorted(environment.allow_build),
+        "torch-backend": environment.torch_backend or "",
         "wheels": {wheel.path: wheel.sha256 for wheel in declared.wheels},
-        "indexes": [normal_url(url) for url in urls],
+        "indexes": [url and normal_url(url) for url in urls],
         "index-strategy": index.strategy,
         "exclude-newer": index.exclude_newer_text or "",
     }
@@ -138,7 +145,8 @@ def _line(line: Line) -> str:
 def stale_reasons(old: Mapping[str, Any], new: Inputs, declared: Declared) -> list[str]:
     """What changed between the inputs of a lock and those of today, in words."""
     reasons: list[str] = []
-    origins = {_line(line): line.origin for line in (*declared.requirements, *declared.constraints)}
+    lines = (*declared.requirements, *declared.constraints, *declared.overrides)
+    origins = {_line(line): line.origin for line in lines}
     for name, value in new.values.items():
         before = old.get(name)
         if before == value:
@@ -163,7 +171,7 @@ def _list_reasons(name: str, old: Sequence[str], new: Sequence[str], origins: Ma
 
 def _show(value: object) -> str:
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
+        return ", ".join(str(one) or "the default" for one in value) or "none"
     return str(value) if value not in {None, ""} else "none"
 
 
@@ -242,16 +250,36 @@ class EnvironmentPlan:
     name: str
     artifacts: tuple[Artifact, ...]
     target: Target
+    editables: tuple[Editable, ...] = ()
 
     @property
     def key(self) -> str:
         """Equal exactly when the same bytes would be installed for the same target."""
-        return digest({"scheme": SCHEME, "artifacts": self.packages, "target": self.target.identity})
+        local = [one.identity for one in self.editables]
+        return digest({"scheme": SCHEME, "artifacts": self.packages, "local": local, "target": self.target.identity})
 
     @property
     def packages(self) -> list[dict[str, str]]:
         """The artifacts as markers hold them, sorted."""
         return sorted((one.identity for one in self.artifacts), key=lambda one: (one["name"], one["version"]))
+
+    @property
+    def in_place(self) -> frozenset[str]:
+        """The names of the editables: their versions are known once they are installed."""
+        return frozenset(one.name for one in self.editables)
+
+    @property
+    def built(self) -> dict[str, str]:
+        """The distributions that are built here rather than installed as they were published, and how."""
+        return {
+            f"{one.name}=={one.version}": "it is built here, from source" for one in self.artifacts if one.is_source
+        }
+
+    @property
+    def unsealed(self) -> list[str]:
+        """Why the promise of equal bytes does not hold for it; empty when it does."""
+        in_place = [f"{one.name} is editable: its code lies in {one.path}" for one in self.editables]
+        return in_place + [f"{name}: {why}" for name, why in self.built.items()]
 
     def requirements(self, folder: Path) -> str:
         """The hashed requirements file from which uv and pip install alike."""
@@ -266,7 +294,17 @@ def rebuild_reasons(marker: Mapping[str, Any], plan: EnvironmentPlan) -> list[st
         for name, value in plan.target.identity.items()
         if before.get(name) != value
     ]
+    reasons += _local_reasons(marker.get("editables") or [], plan.editables)
     return reasons + package_changes(marker.get("packages") or [], plan.packages)
+
+
+def _local_reasons(old: Sequence[Mapping[str, str]], new: Sequence[Editable]) -> list[str]:
+    before, after = {one["path"]: one["digest"] for one in old}, {one.path: one.digest for one in new}
+    reasons = [f"+ {path}, in place" for path in after if path not in before]
+    reasons += [f"- {path}, in place" for path in before if path not in after]
+    return reasons + [
+        f"the project files of {path} changed" for path in after if before.get(path, after[path]) != after[path]
+    ]
 
 
 def package_changes(old: Iterable[Mapping[str, str]], new: Iterable[Mapping[str, str]]) -> list[str]:

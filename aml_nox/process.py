@@ -59,7 +59,9 @@ class Finished:
     @property
     def tail(self) -> str:
         """The last characters of stderr, for an error message."""
-        return self.err[-_TAIL:].strip()
+        end = self.err[-_TAIL:].strip()
+        # From the first whole line on, where there is one.
+        return end.partition("\n")[2] or end if len(self.err) > _TAIL else end
 
 
 def hermetic(environ: Mapping[str, str], **extra: str) -> dict[str, str]:

@@ -77,12 +77,12 @@ class Project:
     def backend(self) -> Backend:
         """Who builds: uv, or pip where there is no uv to be had and the manifest does not insist on one."""
         if isinstance(self._uv_or_error, uv.Uv):
-            return UvBackend(self._uv_or_error)
+            return UvBackend(self._uv_or_error, self.environment)
         error, table = self._uv_or_error, self.ctx.manifest.uv
         if table.source not in {"auto", "none"} or table.path is not None or error.code in _NEVER_BY_PIP:
             raise error
         self.ctx.say(f"building with venv and pip, since there is no uv: {error.message}")
-        return PipBackend()
+        return PipBackend(self.environment)
 
     @cached_property
     def interpreter(self) -> interpreter.Interpreter:
@@ -143,8 +143,15 @@ def look(project: Project) -> View:
 
 def wish_for(project: Project, lock: Lock, python: interpreter.Interpreter) -> Wish:
     """The environment that a lock describes for an interpreter."""
-    artifacts = lockfile.select(lock, python.target, project.declared)
-    planned = EnvironmentPlan(name=project.environment.name, artifacts=artifacts, target=python.target)
+    environment, declared = project.environment, project.declared
+    selected = lockfile.select(lock, python.target, declared, environment.allow_build)
+    in_place = {one.name for one in declared.editables}  # each stands for a release of its own that others ask for
+    planned = EnvironmentPlan(
+        name=environment.name,
+        artifacts=tuple(one for one in selected if one.name not in in_place),
+        target=python.target,
+        editables=declared.editables,
+    )
     return Wish(plan=planned, interpreter=python, lock=lock, inputs=project.inputs)
 
 
@@ -172,8 +179,15 @@ def settle(project: Project, *, upgrade: Upgrade | None = None) -> Settled:
         lock, decision = _decide(project, upgrade)
         if lock is not None and decision.action == "keep" and not upgrade.wanted:
             return Settled(lock, changed=False)
-        path = project.lock_path
-        made = compile_lock(project.ctx, tools, path, project.declared, project.inputs, upgrade=upgrade)
+        made = compile_lock(
+            project.ctx,
+            tools,
+            project.lock_path,
+            environment=project.environment,
+            declared=project.declared,
+            inputs=project.inputs,
+            upgrade=upgrade,
+        )
     _tell_lock(project, lock, made, decision)
     return Settled(made, changed=lock is None or made.sha256 != lock.sha256, reasons=decision.reasons)
 
@@ -230,6 +244,12 @@ class Provisioned:
 
 def provisioned(project: Project) -> Provisioned:
     """Make the environment true: lock, build, link, observation."""
+    done = _provisioned(project)
+    # No link led to an environment of an earlier day: `clean` may have taken it while we found it. Now one does.
+    return done if store.read_marker(done.found.path) is not None else _provisioned(project)
+
+
+def _provisioned(project: Project) -> Provisioned:
     view = look(project)
     if view.found is not None and view.wish is not None and view.lock is not None:
         return _finish(project, view.wish, view.found, Settled(view.lock, changed=False))
@@ -246,6 +266,8 @@ def _finish(project: Project, wish: Wish, found: Found, settled: Settled) -> Pro
         "path": ctx.root.relative(found.path),
         "python": ctx.root.relative(found.python),
         "key": wish.plan.key,
+        "env_digest": found.marker["env_digest"],
+        "sealed": found.marker["sealed"],
         "version": wish.plan.target.version,
     }
     switched = _switch(project, found)
@@ -267,14 +289,17 @@ def _observe(project: Project, wish: Wish, found: Found, facts: Mapping[str, Any
     ctx, declared = project.ctx, project.declared
     root, folder = str(ctx.root.path), str(ctx.root.folder)
     elsewhere = [str(path) for path in (wish.interpreter.library, interpreter.wanted(ctx).path) if path]
+    files = {one.path: one.sha256 for one in declared.files} | {
+        path: sha256 for one in declared.editables for path, sha256 in one.files
+    }
     watched = {
-        "files": [one.path for one in declared.files],
+        "files": list(files),
         "wheels": [one.path for one in declared.wheels],
         "stats": [*_vital(ctx, found), *elsewhere],
         "site": ctx.root.relative(installed.site_packages(found.path)),
     }
     observed = warm.observe(root, folder, watched)
-    observed["files"] = {one.path: one.sha256 for one in declared.files}
+    observed["files"] = files
     wheels_changed = any(warm.sha256(str(ctx.root.folder / one.path)) != one.sha256 for one in declared.wheels)
     if wheels_changed or interpreter.recorded(ctx) != wish.interpreter:
         return

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aml_nox import pep508
+from aml_nox import editables, pep508
+from aml_nox.editables import Editable
 from aml_nox.errors import AmlError, Code
 from aml_nox.faults import FaultError, Place, fault, quote
 from aml_nox.manifest import DEFAULT, is_file, where
@@ -88,8 +89,10 @@ class Declared:
 
     requirements: tuple[Line, ...]
     constraints: tuple[Line, ...]
+    overrides: tuple[Line, ...]
     files: tuple[SourceFile, ...]
     wheels: tuple[LocalWheel, ...]
+    editables: tuple[Editable, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,7 @@ class _Demand:
     dependency: Dependency
     hashes: tuple[str, ...] = ()
     is_constraint: bool = False
+    is_override: bool = False
     origin: str = ""
     place: Place = ()
 
@@ -125,27 +129,59 @@ def declare(manifest: Manifest, name: str = DEFAULT) -> Declared:
     reading.demands += _own_demands(manifest, name)
     files = manifest.environment(name).requirements_files
     _follow(reading, deque(_Include(path=path, is_constraint=False, origin=manifest.path.name) for path in files))
+    editables = _read_editables(manifest, reading, name)
     demands = [_located(manifest, reading, each) for each in reading.demands]
     if reading.faults:
         raise AmlError(Code.MANIFEST, "\n".join(reading.faults))
     return Declared(
-        requirements=_lines(each for each in demands if not each.is_constraint),
+        requirements=_lines(each for each in demands if not (each.is_constraint or each.is_override)),
         constraints=_lines(each for each in demands if each.is_constraint),
+        overrides=_lines(each for each in demands if each.is_override),
         files=tuple(sorted(reading.files.values(), key=lambda each: each.path)),
         wheels=tuple(sorted(reading.wheels, key=lambda each: (each.name, each.path))),
+        editables=editables,
     )
+
+
+def _read_editables(manifest: Manifest, reading: _Reading, name: str) -> tuple[Editable, ...]:
+    """Read the projects in place; what they depend on is demanded like anything else."""
+    found: dict[str, Editable] = {}
+    for path in manifest.environment(name).editable:
+        try:
+            one = editables.read(manifest.folder, placed(manifest.folder, path))
+        except FaultError as error:
+            reading.faults.append(f"{manifest.path.name}: environment.editable: {error}")
+            continue
+        found[one.path] = one
+    in_place = {one.name for one in found.values()}
+    for one in found.values():
+        for each in one.dependencies:
+            # What is in place is not looked for at an index, where anybody may have taken its name.
+            if each.name not in in_place:
+                reading.demands.append(_Demand(dependency=each, origin=one.files[0][0]))
+            elif each.extras:
+                reading.faults.append(
+                    f"{manifest.path.name}: environment.editable: {quote(one.path)}: {each.text}: extras of a project"
+                    " in place are not read; list what they name in environment.requirements"
+                )
+    return tuple(found[path] for path in sorted(found))
 
 
 def _own_demands(manifest: Manifest, name: str) -> Iterator[_Demand]:
     base, environment = manifest.environment(), manifest.environment(name)
-    for key in ("requirements", "constraints"):
+    for key in ("requirements", "constraints", "overrides"):
         inherited = len(getattr(base, key))
         for number, dependency in enumerate(getattr(environment, key)):
             place: Place = ("environment", key, number)
             if number >= inherited:
                 place = ("environments", name, key, number - inherited)
-            role, origin = key == "constraints", manifest.path.name
-            yield _Demand(dependency=dependency, is_constraint=role, origin=origin, place=place)
+            yield _Demand(
+                dependency=dependency,
+                is_constraint=key == "constraints",
+                is_override=key == "overrides",
+                origin=manifest.path.name,
+                place=place,
+            )
 
 
 def _follow(reading: _Reading, pending: deque[_Include]) -> None:

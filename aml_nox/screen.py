@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,20 @@ class Screen:
 
     say: Callable[[str], None]
     live: bool = False
+
+
+class Meter:
+    """Progress in per cent on a terminal, once something takes longer than a second."""
+
+    def __init__(self, screen: Screen, what: str) -> None:
+        self._live, self._what = screen.live, what
+        self._began = time.monotonic()
+
+    def show(self, done: int, total: int) -> None:
+        """Show how much is done of all; the line is cleared at its end."""
+        if self._live and time.monotonic() - self._began > 1:
+            end = "\r\x1b[K" if done >= total else ""
+            put(sys.stderr, f"\r{self._what}: {100 * done // max(1, total)} %{end}")
 
 
 def ensure_streams() -> None:

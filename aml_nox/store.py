@@ -32,6 +32,7 @@ from aml_nox.screen import Screen
 SCHEMA = warm.SCHEMA
 _READY_KEPT = 32
 _SHORT = 12
+_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 _NOT_IN_PATHS = ((os.pathsep, "separates the entries of PATH"), ("\n", "ends the first line of a script"))
 _MARKER = {"key": str, "path": str, "created": str, "target": dict, "interpreter": dict, "packages": list}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -182,6 +183,29 @@ def lock(root: Root, name: str, *, what: str, wait: float, screen: Screen) -> It
 
 
 @contextlib.contextmanager
+def try_lock(root: Root, name: str) -> Iterator[bool]:
+    """Hold a lock of the root if nobody else does; whether it is held."""
+    held = FileLock(root.runtime / "locks" / f"{name}.lock", fallback_to_soft=False)
+    try:
+        held.acquire(blocking=False)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        held.release()
+
+
+def resolved(link: Path) -> Path | None:
+    """What a link leads to; None for one that leads nowhere."""
+    try:
+        return link.resolve(strict=True)
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
 def alive(job: Path) -> Iterator[None]:
     """Hold the lock that says that a job's process lives: a lock cannot be recycled as a process id can."""
     with FileLock(job / "alive.lock", fallback_to_soft=False):
@@ -253,6 +277,12 @@ def new_environment(root: Root, key: str) -> Path:
             return path
 
 
+def empty(environment: Path) -> None:
+    """Start a build over in its directory."""
+    remove(environment)
+    environment.mkdir()
+
+
 def marker_path(environment: Path) -> Path:
     """Where the marker of an environment lies: the directory's own name tells the key."""
     return environment / f".aml-ok-{environment.name.rpartition('-')[0]}"
@@ -302,6 +332,16 @@ def switch(root: Root, environment: str, target: Path) -> bool:
         raise AmlError(Code.STATE, message, "move it away; aml-nox never deletes what it did not make") from None
 
 
+def write_record(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a record that spares work: a tree that cannot be written is as right without."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, value)
+    except OSError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+
+
 def write_ready(path: Path, record: Mapping[str, Any]) -> None:
     """Keep an observation for the next run; a tree that cannot be written is as ready without."""
     try:
@@ -311,7 +351,7 @@ def write_ready(path: Path, record: Mapping[str, Any]) -> None:
         for old in by_age[_READY_KEPT:]:
             remove(old)
     except OSError as error:
-        if error.errno not in {errno.EROFS, errno.EACCES, errno.EPERM}:
+        if error.errno not in _READ_ONLY:
             raise
 
 

@@ -14,6 +14,7 @@ from packaging.version import InvalidVersion, Version
 from aml_nox import diagnosis, platforms, process, store
 from aml_nox.context import Context
 from aml_nox.errors import AmlError, Code
+from aml_nox.manifest import is_file
 
 PROBE_LIMIT = 15.0
 _VERSION = re.compile(r"^uv (\S+)", re.MULTILINE)
@@ -79,7 +80,7 @@ def _installed(ctx: Context) -> Iterator[tuple[Path, str]]:
         yield Path(sysconfig.get_path("scripts"), platforms.program("uv")), "nox's own environment"
     for folder in ctx.environ.get("PATH", "").split(platforms.path_separator()):
         candidate = Path(folder, platforms.program("uv")).absolute()
-        if folder and candidate.is_file():
+        if folder and is_file(candidate):
             yield candidate, "PATH"
 
 

@@ -9,13 +9,26 @@ from typing import Any
 
 from packaging.utils import InvalidName, canonicalize_name
 
-from aml_nox import engine, init, interpreter, lockfile, plan, store, uv, warm
+from aml_nox import (
+    clean,
+    engine,
+    init,
+    interpreter,
+    lockfile,
+    plan,
+    reproduce,
+    store,
+    uv,
+    verify,
+    warm,
+)
 from aml_nox.calls import Call, Outcome
+from aml_nox.engine import Wish
 from aml_nox.errors import AmlError, Code
 from aml_nox.locking import Upgrade
 from aml_nox.options import Options
 from aml_nox.plan import Policy
-from aml_nox.project import Project, View, lock_report, look, open_project, provisioned, settle
+from aml_nox.project import Project, View, lock_report, look, open_project, provisioned, settle, wish_for
 from aml_nox.train import job
 
 _CROWDED = 3
@@ -75,7 +88,7 @@ def provision(project: Project, _call: Call) -> Outcome:
     environment = done.report["environment"]
     project.ctx.say(f"environment {environment['name']} is ready: {environment['python']}")
     if (count := store.count_environments(project.ctx.root)) > _CROWDED:
-        project.ctx.say(f"{count} environments are kept in {project.ctx.root.envs}")
+        project.ctx.say(f"{count} environments are kept in {project.ctx.root.envs}: `clean` removes what nobody uses")
     return Outcome(done.report)
 
 
@@ -193,6 +206,122 @@ def _cache(project: Project) -> dict[str, Any]:
     return {"key": f"aml-{key[:16]}", "paths": [str(project.ctx.root.path)]}
 
 
+# --- trust ---
+
+
+def verify_environment(project: Project, call: Call) -> Outcome:
+    """Hold the current environment against its marker; build it anew where that is asked for."""
+    level = project.options.level
+    if level not in verify.LEVELS:
+        raise AmlError(Code.USAGE, f"--level {level}: it is one of {', '.join(verify.LEVELS)}", "leave it out for full")
+    report = _verified(project, level)
+    ctx = project.ctx
+    for problem in (*report.problems, *report.drift):
+        ctx.say(str(problem))
+    for reason in report.marker.get("unsealed", []):
+        ctx.say(f"not sealed: {reason}")
+    values = _verify_values(report, level)
+    if report.ok:
+        ctx.say(f"environment {project.environment.name} is as certified ({level}): {report.marker['env_digest']}")
+        return Outcome(values)
+    if project.options.repair:
+        return _repaired(project, call, report, values)
+    count = len(report.drift) + len(report.problems)
+    message = f"environment {project.environment.name} is not as certified: {count} difference{'s' * (count != 1)}"
+    return Outcome(values, AmlError(Code.INTEGRITY, message, "`--repair` builds it anew"))
+
+
+def _verified(project: Project, level: str) -> verify.Report:
+    wish, lock_faults = (None, []) if level == "quick" else _described(project)
+    return verify.verify(project.ctx, project.environment.name, level, wish=wish, lock_faults=lock_faults)
+
+
+def _described(project: Project) -> tuple[Wish | None, list[str]]:
+    """The environment that the lock describes, or what is wrong with the lock: it is told beside what else is wrong."""
+    try:
+        found = lockfile.read(project.lock_path)
+        if found is None:
+            return None, [f"there is no {project.lock_path.name}"]
+        if stale := lockfile.stale(found, project.inputs, project.declared):
+            return None, [f"{found.path.name} does not belong to the manifest: {'; '.join(stale)}"]
+        known = interpreter.recorded(project.ctx)
+        return (wish_for(project, found, known) if known else None), []
+    except AmlError as error:
+        return None, [error.message]
+
+
+def _verify_values(report: verify.Report, level: str) -> dict[str, Any]:
+    drift = [{"distribution": one.distribution, "file": one.file, "what": one.what} for one in report.drift]
+    return {
+        "level": level,
+        "environment": {"path": str(report.path), "env_digest": report.marker["env_digest"]},
+        "drift": drift,
+        "problems": list(report.problems),
+        "sealed": report.marker.get("sealed"),
+        "unsealed": list(report.marker.get("unsealed", [])),
+        "repaired": False,
+    }
+
+
+def _repaired(project: Project, call: Call, report: verify.Report, values: Mapping[str, Any]) -> Outcome:
+    """Build anew: the condemned directory loses its marker first, so that it can never be taken for ready again.
+
+    One whose files are right is not condemned: what else was wrong is mended without it.
+    """
+    if report.drift:
+        store.retire(report.path)
+    done = provision(project, call)
+    return Outcome({**done.values, **values, "environment": done.values["environment"], "repaired": True})
+
+
+def reproduce_environment(project: Project, _call: Call) -> Outcome:
+    """Build the environment a second time and compare every file."""
+    ctx = project.ctx
+    done = provisioned(project)
+    ctx.say(f"building environment {project.environment.name} a second time, elsewhere and from nothing")
+    result = reproduce.reproduce(ctx, done.wish, done.found, lambda: project.backend)
+    for difference in result.differences:
+        ctx.say(str(difference))
+    values = {
+        "first": result.first,
+        "second": result.second,
+        "differences": [
+            {"distribution": one.distribution, "file": one.file, "what": one.what, "why": one.why}
+            for one in result.differences
+        ],
+    }
+    if not result.differences and result.first == result.second:
+        ctx.say(f"the same bytes twice: {result.first}")
+        return Outcome(values)
+    names = sorted({one.distribution or "no distribution" for one in result.differences})
+    count = len(result.differences)
+    message = f"the second build differs in {count} file{'s' * (count != 1)} of {', '.join(names) or 'its settings'}"
+    return Outcome(values, AmlError(Code.INTEGRITY, message, "what is built from source seldom gives the same bytes"))
+
+
+def clean_root(project: Project, _call: Call) -> Outcome:
+    """Tell what nobody uses, with sizes, and remove it."""
+    ctx, options = project.ctx, project.options
+    live = job.environments_in_use(ctx.root)
+    items = clean.survey(ctx, everything=options.all, live=live)
+    gone: list[clean.Item] = []
+    for item in items:
+        ctx.say(
+            f"{_megabytes(item.size)} {ctx.root.relative(item.path)}" + (f" stays: {item.kept}" if item.kept else "")
+        )
+        if not item.kept and not options.dry_run and clean.remove(ctx, item, everything=options.all, live=live):
+            gone.append(item)
+    word = "would free" if options.dry_run else "freed"
+    freed = [item for item in items if not item.kept] if options.dry_run else gone
+    ctx.say(f"{word} {_megabytes(sum(item.size for item in freed))}")
+    shown = [{"path": ctx.root.relative(item.path), "size": item.size, "kept": item.kept} for item in items]
+    return Outcome({"items": shown, "removed": [ctx.root.relative(item.path) for item in gone]})
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
 # --- training ---
 
 
@@ -215,5 +344,8 @@ _VERBS: Mapping[str, Callable[[Project, Call], Outcome]] = {
     "provision": provision,
     "plan": tell_plan,
     "status": status,
+    "verify": verify_environment,
+    "reproduce": reproduce_environment,
+    "clean": clean_root,
     "train": train,
 }

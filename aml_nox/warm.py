@@ -116,6 +116,8 @@ def check(manifest: str, environment: str, environ: Mapping[str, str]) -> dict[s
         if ready["observed"] != observe(root, folder, ready["watched"]):
             return None
         switched = switch(os.path.join(root, link_name(environment)), ready["environment"]["path"])
+        if switched and ready["observed"] != observe(root, folder, ready["watched"]):  # `clean` was taking it
+            return None
         return report(root, folder, environment, ready["environment"], switched=switched)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import string
+import sys
 import zipfile
 from pathlib import Path
 
@@ -11,9 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aml_nox import installed
+from aml_nox import envdigest, installed
 from aml_nox.installed import Drift
 from tests.support.oracle import RECORD, rewrite_record
+from tests.support.processes import run
+from tests.support.project import hermetic
 from tests.support.wheels import make_wheel
 
 ALPHA = {"name": "demo-alpha", "version": "1.0"}
@@ -39,7 +43,11 @@ class Place:
         return self.site / record
 
     def drift(self, *packages: dict[str, str], hashes: bool = True) -> list[Drift]:
-        return installed.drift(self.environment, packages, hashes=hashes)
+        """Tell what differs: at a glance, as before each use, or with every byte read, as after each build."""
+        if not hashes:
+            return installed.drift(self.environment, packages)
+        wrong = installed.distribution_drift(installed.read_records(self.environment), packages)
+        return [*wrong, *envdigest.compute(self.environment, {}).drift]
 
     def faults(self, *packages: dict[str, str], hashes: bool = True) -> list[str]:
         return [str(one) for one in self.drift(*packages, hashes=hashes)]
@@ -72,8 +80,8 @@ def test_bytecode_is_no_drift(place: Place) -> None:
 @BOTH
 def test_a_distribution_that_is_missing_or_not_in_the_lock_is_drift(place: Place, hashes: bool) -> None:  # noqa: FBT001 - pytest passes it by name
     found = place.drift(BETA, hashes=hashes)
-    assert found[0] == Drift("demo-beta 1.0", "the distribution demo-beta 1.0", "is missing")
-    assert found[1] == Drift("demo-alpha 1.0", "demo_alpha-1.0.dist-info", "is not in the lock")
+    assert found[0] == Drift("demo-beta==1.0", "the distribution demo-beta==1.0", "is missing")
+    assert found[1] == Drift("demo-alpha==1.0", f"{SITE}/demo_alpha-1.0.dist-info", "is not in the lock")
 
 
 def test_another_version_is_drift(place: Place) -> None:
@@ -88,45 +96,61 @@ def test_a_file_that_is_missing_is_drift_and_named(place: Place, lost: str, hash
     found = place.drift(ALPHA, hashes=hashes)
     assert found
     assert all(one.file.startswith(lost) and one.what == "is missing" for one in found)
-    assert {one.distribution for one in found} == {"demo-alpha 1.0"}
+    assert {one.distribution for one in found} == {"demo-alpha==1.0"}
 
 
 def test_a_record_that_is_missing_is_drift_and_so_is_what_it_would_have_claimed(place: Place) -> None:
     (place.site / "demo_alpha-1.0.dist-info" / "RECORD").unlink()
     faults = place.faults(ALPHA, hashes=False)
-    assert faults[0] == "demo_alpha-1.0.dist-info/RECORD is missing (demo-alpha 1.0)"
+    assert faults[0] == f"{SITE}/demo_alpha-1.0.dist-info/RECORD is missing (demo-alpha==1.0)"
     assert "demo_alpha in site-packages belongs to no distribution" in faults
 
 
 @BOTH
 def test_a_file_of_another_size_is_drift(place: Place, hashes: bool) -> None:  # noqa: FBT001 - pytest passes it by name
     (place.environment / INIT).write_text("x")
-    assert place.faults(ALPHA, hashes=hashes) == [f"{INIT} has 1 bytes, RECORD says 16 (demo-alpha 1.0)"]
+    what = "differs from its hash in RECORD" if hashes else "has 1 bytes, RECORD says 16"
+    assert place.faults(ALPHA, hashes=hashes) == [f"{INIT} {what} (demo-alpha==1.0)"]
 
 
 def test_a_file_of_the_same_size_with_other_bytes_is_drift_where_hashes_are_held(place: Place) -> None:
     path = place.environment / INIT
     path.write_bytes(path.read_bytes()[::-1])
     assert place.faults(ALPHA, hashes=False) == []
-    assert place.faults(ALPHA, hashes=True) == [f"{INIT} differs from its hash in RECORD (demo-alpha 1.0)"]
+    assert place.faults(ALPHA, hashes=True) == [f"{INIT} differs from its hash in RECORD (demo-alpha==1.0)"]
 
 
 @pytest.mark.parametrize("name", ["evil.pth", "evil.py", "demo_alpha.py", "_virtualenv.py"])
 @BOTH
 def test_a_stray_at_the_top_of_site_packages_is_drift(place: Place, name: str, hashes: bool) -> None:  # noqa: FBT001 - pytest passes it by name
     (place.site / name).touch()
-    assert place.drift(ALPHA, hashes=hashes) == [Drift("", name, "in site-packages belongs to no distribution")]
+    (found,) = place.drift(ALPHA, hashes=hashes)
+    assert found.distribution == ""
+    assert found.file.rpartition("/")[2] == name
+    assert found.what.endswith("belongs to no distribution")
+
+
+@pytest.mark.parametrize(
+    "name", ["demo_alpha/added.py", "demo_alpha/sub/__init__.py", "demo_alpha-1.0.dist-info/ADDED"]
+)
+def test_a_stray_below_the_top_is_drift_where_every_byte_is_read(place: Place, name: str) -> None:
+    (place.site / name).parent.mkdir(exist_ok=True)
+    (place.site / name).touch()
+    assert [one.file for one in place.drift(ALPHA)] == [f"{SITE}/{name}"]
 
 
 def test_a_link_that_leads_nowhere_is_a_missing_file(place: Place) -> None:
     path = place.environment / INIT
     path.unlink()
     path.symlink_to("nothing")
-    assert place.faults(ALPHA) == [f"{INIT} is missing (demo-alpha 1.0)"]
+    assert place.faults(ALPHA, hashes=False) == [f"{INIT} is missing (demo-alpha==1.0)"]
+    assert place.faults(ALPHA) == [f"{INIT} is a link, which no wheel can hold (demo-alpha==1.0)"]
 
 
 def test_a_folder_without_site_packages_is_one_drift(tmp_path: Path) -> None:
-    assert installed.drift(tmp_path, [ALPHA], hashes=True) == [Drift("", "site-packages", "is missing")]
+    assert installed.drift(tmp_path, [ALPHA]) == [Drift("", "site-packages", "is missing")]
+    with pytest.raises(FileNotFoundError):
+        envdigest.compute(tmp_path, {})
 
 
 # --- several claims on one file
@@ -221,10 +245,61 @@ def test_a_version_in_another_spelling_is_the_same(tmp_path: Path, spelled: str,
 )
 def test_a_dist_info_of_any_name_is_drift_and_no_crash(place: Place, name: str) -> None:
     (place.site / name).mkdir()
-    assert name in {one.file for one in place.drift(ALPHA)}
+    assert f"{SITE}/{name}" in {one.file for one in place.drift(ALPHA)}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("name", ["RECORD", "entry_points.txt"])
+def test_a_pipe_is_told_and_not_waited_for(place: Place, name: str) -> None:
+    path = place.site / "demo_alpha-1.0.dist-info" / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    assert path.relative_to(place.environment).as_posix() in {one.file for one in place.drift(ALPHA)}
+
+
+def test_a_second_folder_of_one_distribution_is_drift(place: Place) -> None:
+    info = place.site / "Demo.Alpha-1.0.0.dist-info"
+    shutil.copytree(place.site / "demo_alpha-1.0.dist-info", place.site / "demo-alpha-1.0.dist-info")
+    assert not info.exists()
+    assert Drift("demo-alpha==1.0 again", f"{SITE}/demo_alpha-1.0.dist-info", "is not in the lock") in place.drift(
+        ALPHA
+    )
+
+
+def test_a_folder_for_another_interpreter_is_not_taken_for_site_packages(place: Place) -> None:
+    for version in ("3.9", "3.10", "3.12"):
+        (place.environment / "lib" / f"python{version}" / "site-packages").mkdir(parents=True)
+    assert installed.site_packages(place.environment) == place.site
+    assert place.drift(ALPHA) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "lets_in"),
+    [
+        ("include-system-site-packages = false\n", False),
+        ("home = /opt\ninclude-system-site-packages = false\n", False),
+        ("include-system-site-packages = no\n", False),
+        ("include-system-site-packages = false\ninclude-system-site-packages = true\n", True),
+        ("include-system-site-packages = true\ninclude-system-site-packages = false\n", False),
+        ("INCLUDE-system-site-packages=True", True),
+        ("Include-System-Site-Packages = FALSE", False),
+        ("include-system-site-packages = true\rx = y", True),
+        ("include-system-site-packages = true\nx =\x85include-system-site-packages = false\n", True),
+        ("home = /opt\n", True),
+        ("", True),
+    ],
+)
+def test_pyvenv_cfg_is_read_as_python_reads_it(tmp_path: Path, text: str, lets_in: bool) -> None:  # noqa: FBT001 - pytest passes it by name
+    """A made-up environment of this interpreter is asked, so that nothing here is only our own reading of site.py."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(Path(sys.executable).resolve())
+    (tmp_path / "pyvenv.cfg").write_bytes(text.encode())
+    tell = "import site; print(site.ENABLE_USER_SITE is not False or site.PREFIXES[-1] != __import__('sys').prefix)"
+    asked = run([tmp_path / "bin" / "python", "-c", tell], env=hermetic(tmp_path, tmp_path), cwd=tmp_path).expect()
+    assert asked.out.strip() == str(lets_in)
+    assert envdigest.lets_in_system(tmp_path) is lets_in
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.one_of(
         st.binary(),

@@ -18,10 +18,11 @@ PACKAGE = Path(__file__).parents[1] / "aml_nox"
 
 #: The layers from the ground up: a module may import those before it. A new module needs its place here.
 ORDER = """
-warm errors faults screen interrupts target_probe tomlwriter
-toml_text toml_lines urls pep508 versions kinds keys manifest requirements
-plan lockfile installed
-process store context uv interpreter engine locking
+warm errors faults screen interrupts target_probe bytecode_probe tomlwriter platforms launchers
+toml_text toml_lines urls pep508 versions kinds keys manifest editables requirements
+plan lockfile installed envdigest
+process download store context diagnosis uv pip pythons uvfetch interpreter backend engine locking
+verify reproduce clean
 options calls train train.gates train.job project init verbs
 front __main__ sessions aml_nox
 """.split()
@@ -35,7 +36,9 @@ OWNERS = {
     "tomlkit": {"tomlwriter"},
     "filelock": {"store"},
     "subprocess": {"process"},
-    "packaging": set("installed kinds lockfile locking manifest pep508 target_probe uv verbs versions".split()),
+    "packaging": set(
+        "editables installed kinds lockfile locking manifest pep508 target_probe uv uvfetch verbs versions".split()
+    ),
 }
 
 #: Who may change a file system, and how. All state is written by store; each other one has its reason.
@@ -44,7 +47,11 @@ WRITERS = {
     "warm": {"os.replace", "os.rmdir", "os.symlink", "os.unlink"},  # the link, which a warm run may have to switch
     "front": {"open"},  # the file of --json
     "screen": {"open", "os.open"},  # the null device
-    "uv": {"tempfile.TemporaryDirectory"},  # what pip downloads
+    "download": {"open"},  # where its caller says, in a folder that goes away
+    "pip": {"tempfile.TemporaryDirectory"},  # what pip unpacks
+    "uvfetch": {"tempfile.TemporaryDirectory", "open"},  # what was downloaded, before it is proved
+    "pythons": {"tempfile.TemporaryDirectory", "write_bytes"},  # the list of downloads as uv reads it
+    "reproduce": {"tempfile.TemporaryDirectory", "mkdir"},  # the second environment, and a home for its build
     "train.job": {"mkdir", "open", "tempfile.mkdtemp"},  # the job's directory, log and home
 }
 

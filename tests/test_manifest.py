@@ -180,7 +180,6 @@ def test_a_planned_key_is_checked_then_refused_and_lifting_it_takes_one_word(key
 @pytest.mark.parametrize(
     ("table", "name", "others"),
     [
-        ("uv", "source", ["url", "installer", "none"]),
         ("train", "isolation", ["require"]),
         ("train", "launcher", ["slurm", "ray"]),
         ("train", "max-parallel", [2]),
@@ -225,7 +224,7 @@ def test_a_download_of_uv_is_an_archive_or_a_wheel(url: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("allow-build", ["a b"]), ("allow-build", [""]), ("torch-backend", "CPU"), ("editable", ["~/x"])]
 )
-def test_what_is_planned_is_checked_as_strictly(key: str, value: object) -> None:
+def test_names_backends_and_paths_are_checked_strictly(key: str, value: object) -> None:
     with pytest.raises(FaultError, match=r"package.s name|torch backend|not expanded"):
         LIFTED.read("environment", {key: value})
 

@@ -232,7 +232,9 @@ def system_packages_let_in(ground: Ground) -> None:
         pytest.param(lambda it: shutil.rmtree(it.environment), "is gone", id="directory deleted"),
         pytest.param(lambda it: drop(it, "demo_beta"), "demo_beta/__init__.py is missing", id="package deleted"),
         pytest.param(
-            lambda it: drop(it, "demo_beta-1.0.dist-info"), "demo-beta 1.0 is missing", id="dist-info deleted"
+            lambda it: drop(it, "demo_beta-1.0.dist-info"),
+            "the distribution demo-beta==1.0 is missing",
+            id="dist-info deleted",
         ),
         pytest.param(
             lambda it: (it.environment / "bin" / "python").unlink(), "bin/python is missing", id="python deleted"

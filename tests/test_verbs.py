@@ -137,7 +137,7 @@ def test_an_environment_that_was_damaged_is_told_by_all_alike(project: Project) 
     project.aml("provision").expect()
     shutil.rmtree(next(current(project).glob("lib/*/site-packages/demo_alpha")))
     (planned,) = project.aml("plan", "--json", "-").expect().json()["environment"]["reasons"]
-    assert "demo_alpha/__init__.py is missing (demo-alpha 1.0)" in planned
+    assert "demo_alpha/__init__.py is missing (demo-alpha==1.0)" in planned
     assert status(project)["environment"] == {"ok": False, "reason": planned}
     assert project.aml("provision", "--json", "-").expect().json()["reasons"] == [planned]
 

@@ -14,7 +14,6 @@ import pytest
 
 from tests.support.index import Gate, Index
 from tests.support.interpreter import interpreter_copy
-from tests.support.processes import Run, run
 from tests.support.project import Project
 from tests.support.provisioning import (
     Provision,
@@ -27,6 +26,7 @@ from tests.support.provisioning import (
     ready_records,
     snapshot,
 )
+from tests.support.readonly import in_read_only_tree
 from tests.support.wheels import make_wheel
 
 HEAVY = {"nox", "tomlkit", "filelock", "packaging", "pathlib", "tomllib", "subprocess"}
@@ -117,18 +117,6 @@ def test_a_warm_provision_needs_no_index(shared: Project, steady: Index, first: 
 
 
 # --- a tree that cannot be written
-
-
-def in_read_only_tree(project: Project, *words: str) -> Run:
-    """Run Python with the project's folder mounted read-only, in a mount namespace that ends with it."""
-    namespace: list[str | Path] = ["unshare", "--mount", "--map-root-user"] if os.geteuid() else ["unshare", "--mount"]
-    env, cwd = project.environment(), project.folder.parent
-    if not shutil.which("unshare") or run([*namespace, "true"], env=env, cwd=cwd).code:
-        pytest.skip("a private mount namespace needs root, or user namespaces")
-    script = (
-        'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && cd "$1" && ! touch x 2>&- && shift && exec "$@"'
-    )
-    return run([*namespace, "sh", "-c", script, "sh", project.folder, sys.executable, *words], env=env, cwd=cwd)
 
 
 def test_a_warm_provision_works_on_a_read_only_tree(shared: Project, first: Provision) -> None:

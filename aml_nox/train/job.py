@@ -226,6 +226,13 @@ def _job_error(ctx: Context, train: Train, folder: Path, state: str, status: int
     return AmlError(Code.JOB_FAILED, f"job {folder.name}: {what} {ended}", f"its output is in {log}")
 
 
+def environments_in_use(root: store.Root) -> list[Path]:
+    """The environments that jobs run in at this moment."""
+    folders = [path.parent for path in sorted(root.jobs.glob("*/job.json"))]
+    records = [store.read_json(folder / "job.json") or {} for folder in folders if store.is_alive(folder)]
+    return [root.path / str(record["environment"]["path"]) for record in records if record.get("environment")]
+
+
 def states(root: store.Root) -> dict[str, int]:
     """How many jobs there are in each state; one whose process is gone while it was running is lost."""
     counts: dict[str, int] = {}

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.index import Index
 from tests.support.project import Project
+from tests.support.provisioning import directories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,7 @@ def ready(_provisioned: Project) -> Iterator[Project]:
     project, link = _provisioned, _provisioned.aml_root / ".venv"
     names = (*_KEPT, "aml/runtime/python.json")
     texts = {name: (project.folder / name).read_text(encoding="utf-8") for name in names}
-    target = link.readlink()
+    target, known = link.readlink(), set(directories(project))
     yield project
     project.close()
     for path in project.folder.iterdir():
@@ -45,8 +46,7 @@ def ready(_provisioned: Project) -> Iterator[Project]:
     if any((link.parent / target).glob(".aml-ok-*")):  # after --force it does not count any more
         link.unlink()
         link.symlink_to(target)
-    for path in (project.aml_root / "envs").iterdir():
-        if path != link.resolve():
-            shutil.rmtree(path)
+    for path in {*directories(project)} - known - {link.resolve()}:
+        shutil.rmtree(path)
     for other in project.aml_root.glob(".venv-*"):
         other.unlink()
