@@ -39,7 +39,7 @@ def typing(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """Repeat the kills and races in large counts: minutes, not for every change."""
     session.install("-e", ".[test,uv]")
-    session.run("pytest", "-n", "auto", "-m", "slow", *session.posargs, env={"AML_TEST_COUNT": "20"})
+    session.run("pytest", "-n", "auto", "-m", "slow", *session.posargs, env={"AML_TEST_COUNT": "50"})
 
 
 aml_nox.register()

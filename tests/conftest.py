@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 _RUNNERS = ("PYTEST_", "COVERAGE_", "COV_", "HYPOTHESIS_")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the slow kinds last: what fails fast is told first."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _real_home_untouched() -> Iterator[None]:
     """Hold that no test leaves, or takes away, anything in the developer's home directory."""
