@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 
 #: Set by the test runner for itself and for what it starts.
 _RUNNERS = ("PYTEST_", "COVERAGE_", "COV_", "HYPOTHESIS_")
+
+
+def pytest_configure() -> None:
+    """Let programs be ended by signals, also where the runner was started with them ignored (nohup, a background job)."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
