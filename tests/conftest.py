@@ -24,7 +24,7 @@ _RUNNERS = ("PYTEST_", "COVERAGE_", "COV_", "HYPOTHESIS_")
 
 
 def pytest_configure() -> None:
-    """Let programs be ended by signals, also where the runner was started with them ignored (nohup, a background job)."""
+    """Let programs be ended by signals, also where the runner ignores them (under nohup, in the background)."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
