@@ -343,16 +343,11 @@ def write_record(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def write_ready(path: Path, record: Mapping[str, Any]) -> None:
-    """Keep an observation for the next run; a tree that cannot be written is as ready without."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, record)
-        by_age = sorted(path.parent.glob("*.json"), key=_written, reverse=True)
-        for old in by_age[_READY_KEPT:]:
-            remove(old)
-    except OSError as error:
-        if error.errno not in _READ_ONLY:
-            raise
+    """Keep an observation for the next run, and the youngest of the others."""
+    write_record(path, record)
+    by_age = sorted(path.parent.glob("*.json"), key=_written, reverse=True)
+    for old in by_age[_READY_KEPT:]:
+        remove(old)
 
 
 def _written(path: Path) -> int:

@@ -534,7 +534,7 @@ def test_what_is_a_bug_of_ours_is_not_explained_away(number: int) -> None:
     assert store.state_error(OSError(number, os.strerror(number), "/x")) is None
 
 
-@pytest.mark.parametrize("name", [None, 3, b"/x", "", "relative", "/nothing/at/all", "/proc/1/root/x"])
+@pytest.mark.parametrize("name", [None, 3, b"/x", "", "relative", "/nothing/at/all", "/proc/1/cwd/x"])
 def test_any_name_of_a_file_can_be_told(name: object) -> None:
     for number in (errno.EACCES, errno.ENOSPC, errno.EROFS, errno.EEXIST):
         assert store.state_error(OSError(number, os.strerror(number), name))
