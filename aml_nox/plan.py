@@ -151,14 +151,10 @@ def stale_reasons(old: Mapping[str, Any], new: Inputs, declared: Declared) -> li
         before = old.get(name)
         if before == value:
             continue
-        if isinstance(value, list) and isinstance(before, list) and name != "indexes":
-            reasons += _list_reasons(name, before, value, origins)
-        elif isinstance(value, dict) and isinstance(before, dict):
-            reasons += [f"{name}: + {path}" for path in value if path not in before]
-            reasons += [
-                f"{name}: {path} has other bytes" for path in value if before.get(path, value[path]) != value[path]
-            ]
-            reasons += [f"{name}: {path} is gone" for path in before if path not in value]
+        if isinstance(value, list) and name != "indexes":
+            reasons += _list_reasons(name, before if isinstance(before, list) else [], value, origins)
+        elif isinstance(value, dict):
+            reasons += _table_reasons(name, before if isinstance(before, dict) else {}, value)
         else:
             reasons.append(f"{name}: {_show(before)} → {_show(value)}")
     return reasons or ["its digest differs"]
@@ -169,10 +165,16 @@ def _list_reasons(name: str, old: Sequence[str], new: Sequence[str], origins: Ma
     return added + [f"{name}: - {item}" for item in old if item not in new]
 
 
+def _table_reasons(name: str, old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    added = [f"{name}: + {path}" for path in new if path not in old]
+    changed = [f"{name}: {path} has other bytes" for path in new if old.get(path, new[path]) != new[path]]
+    return [*added, *changed, *(f"{name}: {path} is gone" for path in old if path not in new)]
+
+
 def _show(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(str(one) or "the default" for one in value) or "none"
-    return str(value) if value not in {None, ""} else "none"
+    return "none" if value is None or value == "" else str(value)
 
 
 # --- the lock's fate --------------------------------------------------------------------------------------------------
