@@ -192,6 +192,12 @@ def _scalar(value: object) -> str | int:
     return value
 
 
+def _value(value: str) -> str:
+    if "\0" in value:  # the value is not shown: it can be a secret in the wrong place
+        raise fault("no variable of an environment can hold a NUL character; take it out")
+    return value
+
+
 def _offset_time(value: object) -> datetime:
     example = OFFSET_TIME.example
     if not isinstance(value, datetime):
@@ -206,6 +212,7 @@ def _offset_time(value: object) -> datetime:
 
 TEXT = text("a string", '"text"', r"[^\u0000]+")
 ARGUMENT = text("a string", '"--fast"', r"[^\u0000]*")
+VALUE = read("a string", '"1"', r"[^\u0000]*", _value)
 PATH = read("a path", '"folder/file"', r"[^\u0000~][^\u0000]*", _path)
 URL = read("an http, https or file URL", '"https://index.example.com/simple"', r"[A-Za-z]+://[^\s$@]+", urls.check_url)
 PLACE = read("a path or a URL", '"downloads.json"', r"[^\u0000$]+", _place)
@@ -218,6 +225,12 @@ SHA256 = text("64 hexadecimal digits in lower case", '"' + "0123456789abcdef" * 
 VARIABLE = text("the name of an environment variable", '"CUDA_VISIBLE_DEVICES"', r"[A-Za-z_][A-Za-z0-9_]*")
 MODULE = text("a module's dotted name", '"package.train"', r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 NAME = text("a name of a-z, 0-9 and -", '"corp"', r"[a-z0-9][a-z0-9-]*")
+# A folder of this name can be made everywhere: not too long, and no device of Windows.
+FOLDER = text(
+    "a name of a-z, 0-9 and -, at most 64 of them, that no system reserves",
+    '"digits"',
+    r"(?!(?:con|prn|aux|nul|com[0-9]|lpt[0-9])$)[a-z0-9][a-z0-9-]{0,63}",
+)
 BACKEND = text("a torch backend as uv names it", '"cpu"', r"[a-z][a-z0-9.]*")
 MEMORY = text("a size in K, M, G or T", '"4G"', r"[1-9][0-9]{0,8}[KMGT]")
 PYTHON = Kind(

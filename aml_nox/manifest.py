@@ -12,11 +12,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from aml_nox import kinds, toml_lines, toml_text
+from aml_nox import kinds, toml_lines, toml_text, traintable
 from aml_nox.errors import AmlError, Code
 from aml_nox.faults import Fault, FaultError, Gather, fault, key_path, quote, suggest
 from aml_nox.keys import ANY_USE, OTHERS, REQUIRED, Format, Key, Rule, Table
 from aml_nox.kinds import Kind, Schema, at_least, choice, list_of, map_of, read
+from aml_nox.traintable import Gate, Register, Resources, Train
 from aml_nox.urls import check_url, normal_url
 from aml_nox.versions import PythonRequest
 
@@ -29,7 +30,20 @@ if TYPE_CHECKING:
     from aml_nox.faults import Place
     from aml_nox.pep508 import Dependency
 
-__all__ = ["Manifest", "PythonRequest", "check_url", "load", "normal_url", "parse", "reference", "schema", "where"]
+__all__ = [
+    "Gate",
+    "Manifest",
+    "PythonRequest",
+    "Register",
+    "Train",
+    "check_url",
+    "load",
+    "normal_url",
+    "parse",
+    "reference",
+    "schema",
+    "where",
+]
 
 DEFAULT = "default"
 
@@ -129,60 +143,6 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
-    """What a metric must fulfil for a model to be accepted."""
-
-    metric: str
-    min: float | None
-    max: float | None
-    better: str | None
-    min_gain: float | None
-    min_relative_gain: float | None
-    required: bool
-    if_no_baseline: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Register:
-    """Under which name an accepted model is registered."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
-    """What a job asks a launcher for."""
-
-    cpus: int | None
-    memory: str | None
-    gpus: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Train:
-    """The training job: either ``script`` or ``module``. Times are in seconds."""
-
-    script: Path | None
-    module: str | None
-    args: tuple[str, ...]
-    environment: str
-    evaluate: Path | None
-    dataset: Path | None
-    timeout: float | None
-    grace: float
-    isolation: str
-    pass_env: tuple[str, ...]
-    env: tuple[tuple[str, str], ...]
-    max_parallel: int
-    launcher: str
-    gates: tuple[Gate, ...]
-    register: Register | None
-    resources: Resources | None
-    slurm: tuple[tuple[str, str | int], ...] | None
-    ray: tuple[tuple[str, str | int], ...] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """A whole aml.toml. Relative paths in it are relative to ``folder``; ``sha256`` is of the bytes that were read."""
 
@@ -234,6 +194,7 @@ _PREFERENCE = choice("managed", "only-managed", "system", "only-system")
 _STRATEGY = choice("first-index", "unsafe-first-match", "unsafe-best-match")
 _LINKS = choice("clone", "copy", "hardlink")  # no symlink: an environment would be a part of uv's cache
 _ISOLATION = choice("prefer", "require", "off")
+_VERDICT = choice("pass", "fail")
 _EXTRAS = list_of(_INDEX, "an array of tables")
 _GATES = list_of(_GATE, "an array of tables")
 _REQUIREMENTS = list_of(kinds.REQUIREMENT, "an array of PEP 508 requirements")
@@ -243,7 +204,7 @@ _ENVIRONMENTS = map_of(_ENVIRONMENT_NAME, _table("environment"), "a table of env
 _SHA256 = map_of(
     _PLATFORM, kinds.SHA256, "a table from platform to sha256", f"{{linux-x86_64 = {kinds.SHA256.example}}}"
 )
-_VALUES = map_of(kinds.VARIABLE, kinds.ARGUMENT, "a table of strings", '{KEY = "value"}')
+_VALUES = map_of(kinds.VARIABLE, kinds.VALUE, "a table of strings", '{KEY = "value"}')
 _SETTINGS = map_of(kinds.TEXT, kinds.SCALAR, "a table of strings and integers", '{partition = "gpu"}')
 
 # A row to a key: what would not fit in a line has a name above.
@@ -289,29 +250,29 @@ KEYS = (
     Key("train", "module", kinds.MODULE, None, "The module to run; this or script."),
     Key("train", "args", list_of(kinds.ARGUMENT, "an array of strings"), [], "Its arguments."),
     Key("train", "environment", kinds.NAME, "default", "The environment it runs in."),
-    Key("train", "evaluate", kinds.PATH, None, "A script that judges the model.", planned=ANY_USE),
-    Key("train", "dataset", kinds.PATH, None, "The folder or file with the data.", planned=ANY_USE),
+    Key("train", "evaluate", kinds.PATH, None, "A script that measures the model, in place of the job's claims."),
+    Key("train", "dataset", kinds.PATH, None, "The folder with the data; it is hashed, and must stay as it is."),
     Key("train", "timeout", kinds.DURATION, None, "How long it may run; absent: for ever."),
     Key("train", "grace", kinds.DURATION, "10s", "How long it has to end by itself once it is told to."),
-    Key("train", "isolation", _ISOLATION, "prefer", "Whether it runs cut off from network.", planned="require"),
+    Key("train", "isolation", _ISOLATION, "prefer", "Whether it runs cut off from network."),
     Key("train", "pass-env", list_of(kinds.VARIABLE, "an array of names"), [], "Variables that it inherits."),
-    Key("train", "env", _VALUES, {}, "Variables that are set for it."),
-    Key("train", "max-parallel", at_least(1), 1, "How many jobs may run at once.", planned=OTHERS),
+    Key("train", "env", _VALUES, {}, "Variables that are set for it. No secrets: these go through pass-env."),
+    Key("train", "max-parallel", at_least(1), 1, "How many jobs may run at once; others wait their turn."),
     Key("train", "launcher", choice("local", "slurm", "ray"), "local", "What starts it.", planned=OTHERS),
     Key("train", "gates", _GATES, [], "What its metrics must fulfil."),
-    Key("train", "register", _REGISTER, None, "The registry of models.", planned=ANY_USE),
+    Key("train", "register", _REGISTER, None, "The registry of models: where an accepted one is kept."),
     Key("train", "resources", _table("train.resources"), None, "What a launcher is asked for.", planned=ANY_USE),
     Key("train", "slurm", _SETTINGS, None, "Options for Slurm.", planned=ANY_USE),
     Key("train", "ray", _SETTINGS, None, "Options for Ray.", planned=ANY_USE),
     Key("train.gates", "metric", kinds.TEXT, REQUIRED, "The metric's name in metrics.json."),
     Key("train.gates", "min", kinds.NUMBER, None, "The least that passes."),
     Key("train.gates", "max", kinds.NUMBER, None, "The most that passes."),
-    Key("train.gates", "better", choice("higher", "lower"), None, "Better than registered.", planned=ANY_USE),
-    Key("train.gates", "min-gain", kinds.NUMBER, None, "By how much; negative permits a loss.", planned=ANY_USE),
-    Key("train.gates", "min-relative-gain", kinds.NUMBER, None, "Likewise, as a share.", planned=ANY_USE),
-    Key("train.gates", "required", kinds.BOOL, True, "Whether it stops the job.", planned=ANY_USE),
-    Key("train.gates", "if-no-baseline", choice("pass", "fail"), "pass", "If nothing is registered.", planned=ANY_USE),
-    Key("train.register", "name", kinds.NAME, REQUIRED, "The model's name."),
+    Key("train.gates", "better", choice("higher", "lower"), None, "Which way it must beat the registered model."),
+    Key("train.gates", "min-gain", kinds.NUMBER, None, "By how much at least; negative permits a loss."),
+    Key("train.gates", "min-relative-gain", kinds.NUMBER, None, "Likewise, as a share of the registered value."),
+    Key("train.gates", "required", kinds.BOOL, True, "Whether it fails where the metric is not reported."),
+    Key("train.gates", "if-no-baseline", _VERDICT, "pass", "Its verdict where no registered model has the metric."),
+    Key("train.register", "name", kinds.FOLDER, REQUIRED, "The model's name: its folder in `aml/models`."),
     Key("train.resources", "cpus", at_least(1), None, "Processors."),
     Key("train.resources", "memory", kinds.MEMORY, None, "Memory."),
     Key("train.resources", "gpus", at_least(0), 0, "Accelerators."),
@@ -345,23 +306,6 @@ def _index_names_differ(name: str, extra: Sequence[ExtraIndex]) -> None:
     ]
     if twice:
         raise FaultError(*twice)
-
-
-def _one_program(script: Path | None, module: str | None) -> None:
-    if script is not None and module is not None:
-        raise fault("script and module exclude each other; take one of them out", "module")
-    if script is None and module is None:
-        raise fault('nothing to run; add script = "train.py", or module = "package.train"')
-
-
-def _bounds_in_order(low: float | None, high: float | None) -> None:
-    if low is not None and high is not None and low > high:
-        raise fault("min is above max, so that no value passes; exchange them", "min")
-
-
-def _gate_can_fail(low: float | None, high: float | None, better: str | None) -> None:
-    if low is None and high is None and better is None:
-        raise fault("the gate demands nothing; add min = … or max = …")
 
 
 def _assemble(environment: Environment, environments: Sequence[tuple[str, Environment]], **others: object) -> Manifest:
@@ -401,15 +345,22 @@ TABLES = (
         "train",
         "The training job. It needs one of `script` and `module`.",
         Train,
-        (Rule(("script", "module"), _one_program),),
+        (
+            Rule(("script", "module"), traintable.one_program),
+            Rule(("env",), traintable.no_secret_is_written),
+            Rule(("gates", "register"), traintable.better_has_a_registry),
+        ),
     ),
     Table(
         "train.gates",
-        "An item of `[[train.gates]]`; it needs `min`, `max` or `better`.",
+        "An item of `[[train.gates]]`; it needs `min`, `max` or `better`. A metric that is no finite number fails. "
+        "The gain is how far the metric lies on the better side of the registered model's (the latest's); without "
+        "`min-gain` and `min-relative-gain` it must be more than 0, with both it must reach both.",
         Gate,
         (
-            Rule(("min", "max"), _bounds_in_order),
-            Rule(("min", "max", "better"), _gate_can_fail),
+            Rule(("min", "max"), traintable.bounds_in_order),
+            Rule(("min", "max", "better"), traintable.gate_can_fail),
+            Rule(("better", "min_gain", "min_relative_gain", "if_no_baseline"), traintable.gain_has_a_direction),
         ),
     ),
     Table("train.register", "Under which name an accepted model is registered.", Register),

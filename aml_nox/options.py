@@ -26,6 +26,8 @@ VERBS = {
     "reproduce": "build the environment a second time elsewhere and compare every file",
     "clean": "remove environments that nobody uses",
     "train": "run the training job in its environment and judge its metrics",
+    "jobs": "list the training jobs, or tell of one; follow or cancel it",
+    "models": "list the registered models",
     "init": "write a first aml.toml and noxfile.py",
 }
 SESSIONS = tuple(verb for verb in VERBS if verb != "init")
@@ -35,7 +37,7 @@ _BUILDING = ("provision", "plan", "verify", "reproduce", "train")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One option: `metavar` empty is a flag; `store` is what a flag stores, `many` collects."""
+    """One option: `metavar` empty is a flag; `store` is what a flag stores, `many` collects. No dash: an argument."""
 
     name: str
     verbs: tuple[str, ...]
@@ -65,6 +67,11 @@ OPTIONS = (
     Option(name="--repair", verbs=("verify",), text="build anew what is not as it was certified"),
     Option(name="--all", verbs=("clean",), text="also those younger than 7 days"),
     Option(name="--dry-run", verbs=("clean",), text="only tell what would go"),
+    Option(name="--if-changed", verbs=("train",), text="run nothing where the same job has succeeded already"),
+    Option(name="JOB", verbs=("jobs",), dest="job", text="tell of this job alone; the end of its id will do"),
+    Option(name="--follow", verbs=("jobs",), metavar="JOB", text="show a job until it ends"),
+    Option(name="--cancel", verbs=("jobs",), metavar="JOB", text="end a job, with its grace"),
+    Option(name="MODEL", verbs=("models",), dest="model", text="the versions of this model alone"),
     Option(name="--check", verbs=("lock",), text="say whether the lock belongs to the manifest; change nothing"),
     Option(name="--upgrade", verbs=("lock",), text="let every package move"),
     Option(name="--upgrade-package", verbs=("lock",), metavar="NAME", many=True, text="let this package move"),
@@ -89,6 +96,11 @@ class Options:
     repair: bool = False
     all: bool = False
     dry_run: bool = False
+    if_changed: bool = False
+    job: str | None = None
+    follow: str | None = None
+    cancel: str | None = None
+    model: str | None = None
     help: bool = False
     arguments: tuple[str, ...] = ()
 
@@ -130,7 +142,10 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def _parser(verb: str, command: str, verbs: Iterable[str]) -> _Parser:
     parser = _Parser(prog=command, description=VERBS[verb], add_help=False, allow_abbrev=False)
     for option in OPTIONS:
-        if set(option.verbs) & set(verbs):
+        if not option.name.startswith("-"):
+            if verb in option.verbs:
+                parser.add_argument(option.key, nargs="?", metavar=option.name, help=option.text)
+        elif set(option.verbs) & set(verbs):
             help_text = option.text if verb in option.verbs else argparse.SUPPRESS
             if not option.metavar:
                 parser.add_argument(

@@ -42,6 +42,8 @@ _USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
 _WINDOWS = sys.platform == "win32"
 _TAIL = 400
 _GRACE = 5.0
+PIPE = subprocess.PIPE
+Child = subprocess.Popen[bytes]
 _PIECE = 65536
 _KEPT_SIZE = 4 * 2**20
 
@@ -141,7 +143,7 @@ def run(
     with contextlib.ExitStack() as stack:
         out = _Pump(stack, redact=redact)
         err = _Pump(stack, redact=redact, screen=screen)
-        child = _start(argv, env=env, cwd=cwd, stdin=subprocess.PIPE, stdout=out.theirs, stderr=err.theirs)
+        child = start(argv, env=env, cwd=cwd, stdin=subprocess.PIPE, stdout=out.theirs, stderr=err.theirs)
         feeder = threading.Thread(target=_feed, args=(child, stdin), daemon=True)
         for thread in (out, err, feeder):
             thread.start()
@@ -150,29 +152,22 @@ def run(
         return Finished(argv=words, status=status, out=out.text(), err=redact(err.text()), timed_out=timed_out)
 
 
-def run_logged(
+def start(
     argv: Sequence[str | Path],
     *,
     env: Mapping[str, str],
     cwd: Path,
-    limit: float | None,
-    grace: float,
-    log: IO[bytes],
-) -> tuple[int, bool]:
-    """Run a job that writes straight to `log`; return its status and whether the limit (seconds) ended it."""
-    child = _start(argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    return supervise(child, limit=limit, grace=grace)
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | IO[bytes] = subprocess.DEVNULL,
+    stderr: int | IO[bytes] | None = None,
+    kept: Sequence[int] = (),
+) -> Child:
+    """Start a program with this environment and no other; `kept` are descriptors that it inherits under their numbers.
 
+    Raises:
+        OSError: the program cannot be started.
 
-def _start(
-    argv: Sequence[str | Path],
-    *,
-    env: Mapping[str, str],
-    cwd: Path,
-    stdin: int,
-    stdout: int | IO[bytes],
-    stderr: int | IO[bytes],
-) -> subprocess.Popen[bytes]:
+    """
     # A session of its own: the group is the tree that we end, and a terminal's Ctrl-C reaches us, not half of the tree.
     return subprocess.Popen(
         [str(word) for word in argv],
@@ -182,16 +177,39 @@ def _start(
         stdout=stdout,
         stderr=stderr,
         start_new_session=True,
+        pass_fds=tuple(kept),
     )
 
 
-def _feed(child: subprocess.Popen[bytes], text: str) -> None:
+def has_ended(child: Child, limit: float = 0.0) -> bool:
+    """Wait for a child, `limit` seconds at most; whether it has ended."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(limit)
+    return child.returncode is not None
+
+
+def tell(child: Child, data: bytes) -> None:
+    """Write to the input of a child; one that is gone hears nothing."""
+    if child.stdin is not None:
+        with contextlib.suppress(OSError):
+            child.stdin.write(data)
+            child.stdin.flush()
+
+
+def hang_up(child: Child) -> None:
+    """End the input of a child."""
+    if child.stdin is not None:
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+
+
+def _feed(child: Child, text: str) -> None:
     if child.stdin is not None:
         with contextlib.suppress(OSError), child.stdin:  # a tool that ended before it read has its own error to tell
             child.stdin.write(text.encode())
 
 
-def supervise(child: subprocess.Popen[bytes], *, limit: float | None, grace: float) -> tuple[int, bool]:
+def supervise(child: Child, *, limit: float | None, grace: float) -> tuple[int, bool]:
     """Wait for a child that leads its own group; the group is gone when this returns or raises."""
     ended = False
     try:
@@ -201,7 +219,7 @@ def supervise(child: subprocess.Popen[bytes], *, limit: float | None, grace: flo
     return child.returncode, not ended
 
 
-def _wait(child: subprocess.Popen[bytes], limit: float | None) -> bool:
+def _wait(child: Child, limit: float | None) -> bool:
     """Wait for the end of a child, in steps between which a request to end is honoured; whether it came in time."""
     end = math.inf if limit is None else time.monotonic() + limit
     while (left := end - time.monotonic()) > 0:
@@ -212,7 +230,7 @@ def _wait(child: subprocess.Popen[bytes], limit: float | None) -> bool:
     return child.poll() is not None
 
 
-def _end(child: subprocess.Popen[bytes], grace: float) -> None:
+def _end(child: Child, grace: float) -> None:
     """End what is left of a group: asked, waited for (a second request cuts that short), killed."""
     try:
         _signal_tree(child, hard=False)
@@ -223,7 +241,7 @@ def _end(child: subprocess.Popen[bytes], grace: float) -> None:
         child.wait()
 
 
-def _signal_tree(child: subprocess.Popen[bytes], *, hard: bool) -> None:
+def _signal_tree(child: Child, *, hard: bool) -> None:
     if sys.platform == "win32":  # not tried: no Windows machine at hand
         if child.poll() is None:
             killer = ["taskkill", "/T", "/PID", str(child.pid), *(["/F"] if hard else [])]

@@ -62,6 +62,10 @@ class Root:
         return self.path / "jobs"
 
     @property
+    def models(self) -> Path:
+        return self.path / "models"
+
+    @property
     def pythons(self) -> Path:
         return self.path / "python"
 
@@ -203,24 +207,6 @@ def resolved(link: Path) -> Path | None:
         return link.resolve(strict=True)
     except OSError:
         return None
-
-
-@contextlib.contextmanager
-def alive(job: Path) -> Iterator[None]:
-    """Hold the lock that says that a job's process lives: a lock cannot be recycled as a process id can."""
-    with FileLock(job / "alive.lock", fallback_to_soft=False):
-        yield
-
-
-def is_alive(job: Path) -> bool:
-    """Whether somebody holds the lock of a job."""
-    try:
-        with FileLock(job / "alive.lock", blocking=False, fallback_to_soft=False):
-            return False
-    except Timeout:
-        return True
-    except OSError:  # a tree that cannot be written tells nothing
-        return False
 
 
 def count_environments(root: Root) -> int:

@@ -25,11 +25,12 @@ from aml_nox import (
 from aml_nox.calls import Call, Outcome
 from aml_nox.engine import Wish
 from aml_nox.errors import AmlError, Code
+from aml_nox.faults import suggest
 from aml_nox.locking import Upgrade
 from aml_nox.options import Options
 from aml_nox.plan import Policy
 from aml_nox.project import Project, View, lock_report, look, open_project, provisioned, settle, wish_for
-from aml_nox.train import job
+from aml_nox.train import history, job, records, registry
 
 _CROWDED = 3
 
@@ -154,7 +155,7 @@ def status(project: Project, _call: Call) -> Outcome:
         "uv": _uv_status(project),
         "python": _python_status(project),
         "environment": _environment_status(project),
-        "jobs": job.states(ctx.root),
+        "jobs": records.states(ctx.root),
         "aml_root": str(ctx.root.path),
     }
     for name in ("uv", "python", "environment"):
@@ -302,7 +303,7 @@ def reproduce_environment(project: Project, _call: Call) -> Outcome:
 def clean_root(project: Project, _call: Call) -> Outcome:
     """Tell what nobody uses, with sizes, and remove it."""
     ctx, options = project.ctx, project.options
-    live = job.environments_in_use(ctx.root)
+    live = records.environments_in_use(ctx.root)
     items = clean.survey(ctx, everything=options.all, live=live)
     gone: list[clean.Item] = []
     for item in items:
@@ -334,8 +335,48 @@ def train(project: Project, call: Call) -> Outcome:
     if not call.may_run():
         project.ctx.say("nothing run: --install-only was given")
         return Outcome({"job": None, "gates": []})
-    finished = job.run(project.ctx, wanted, done.found, project.options.arguments)
-    return Outcome({"job": finished.record, "gates": finished.verdicts}, finished.error)
+    options = project.options
+    finished = job.run(
+        project.ctx,
+        wanted,
+        done.found,
+        options.arguments,
+        manifest_digest=project.inputs.digest,
+        if_changed=options.if_changed,
+    )
+    values = {"job": finished.record, "gates": finished.record.get("gates", []), "skipped": finished.skipped}
+    return Outcome(values, finished.error)
+
+
+def jobs(project: Project, _call: Call) -> Outcome:
+    """List the jobs; tell of one, follow it, or end it."""
+    options, ctx = project.options, project.ctx
+    if options.cancel:
+        return Outcome({"job": history.cancel(ctx, history.find(ctx, options.cancel))})
+    if options.follow:
+        finished = history.follow(ctx, history.find(ctx, options.follow))
+        return Outcome({"job": finished.record}, finished.error)
+    if options.job:
+        record = records.settled(history.find(ctx, options.job))
+        for line in history.details(record):
+            ctx.say(line)
+        return Outcome({"job": record})
+    found = [records.settled(folder) for folder in records.folders(ctx.root)]
+    for line in history.listing(found):
+        ctx.say(line)
+    return Outcome({"jobs": found})
+
+
+def models(project: Project, _call: Call) -> Outcome:
+    """List the registered models."""
+    ctx, name = project.ctx, project.options.model
+    found = registry.versions(ctx.root, name)
+    if name and not found:
+        known = sorted({one.name for one in registry.versions(ctx.root)})
+        raise AmlError(Code.USAGE, f"there is no model {name}", suggest(name, known))
+    for line in history.models(found):
+        ctx.say(line)
+    return Outcome({"models": [history.model_values(ctx, one) for one in found]})
 
 
 _VERBS: Mapping[str, Callable[[Project, Call], Outcome]] = {
@@ -348,4 +389,6 @@ _VERBS: Mapping[str, Callable[[Project, Call], Outcome]] = {
     "reproduce": reproduce_environment,
     "clean": clean_root,
     "train": train,
+    "jobs": jobs,
+    "models": models,
 }

@@ -21,7 +21,7 @@ from aml_nox import manifest
 from aml_nox.errors import AmlError, Code
 from aml_nox.faults import FaultError, key_path
 from aml_nox.keys import ANY_USE, REQUIRED, Format
-from aml_nox.manifest import FORMAT, KEYS, TABLES, Environment, Manifest
+from aml_nox.manifest import FORMAT, KEYS, TABLES, Environment, Manifest, Register
 
 if TYPE_CHECKING:
     from aml_nox.keys import Key, Table
@@ -180,9 +180,7 @@ def test_a_planned_key_is_checked_then_refused_and_lifting_it_takes_one_word(key
 @pytest.mark.parametrize(
     ("table", "name", "others"),
     [
-        ("train", "isolation", ["require"]),
         ("train", "launcher", ["slurm", "ray"]),
-        ("train", "max-parallel", [2]),
     ],
 )
 def test_of_a_key_that_is_planned_in_part_the_default_is_supported(table: str, name: str, others: list[object]) -> None:
@@ -302,8 +300,14 @@ def test_values_come_out_typed() -> None:
     assert found.index.exclude_newer == datetime(2026, 11, 1, tzinfo=UTC)
     assert found.index.exclude_newer_text == "2026-11-01T00:00:00Z"
     assert found.train.env == (("OMP_NUM_THREADS", "1"), ("EMPTY", ""))
-    gates = [(gate.metric, gate.min, gate.max) for gate in found.train.gates]
-    assert gates == [("accuracy", 0.95, 1.0), ("loss", None, -0.0005)]
+    accuracy, loss, f1 = found.train.gates
+    assert (accuracy.metric, accuracy.min, accuracy.max) == ("accuracy", 0.95, 1.0)
+    assert (loss.metric, loss.min, loss.max, loss.better) == ("loss", None, -0.0005, None)
+    assert (loss.required, loss.if_no_baseline) == (True, "pass")
+    assert (f1.better, f1.min_gain, f1.min_relative_gain) == ("higher", -0.01, 1.0)
+    assert (f1.required, f1.if_no_baseline) == (False, "fail")
+    assert found.train.register == Register(name="digits-9")
+    assert (found.train.evaluate, found.train.dataset) == (Path("judge/evaluate.py"), Path("data/digits"))
 
 
 def test_a_named_environment_appends_to_the_base_and_has_its_own_lock_and_link() -> None:
@@ -364,6 +368,30 @@ def test_exclude_newer_is_one_moment_on_every_machine(written: str, needle: str)
 def test_a_gate_is_held_against_a_finite_number(number: str) -> None:
     gate = f'[train]\nscript = "t.py"\n[[train.gates]]\nmetric = "m"\nmin = {number}'
     assert refused(gate).startswith("aml.toml:7: train.gates[0].min: ")
+
+
+@pytest.mark.parametrize("better", ["higher", "lower"])
+def test_a_gate_that_compares_names_the_registry_and_may_compare_alone(better: str) -> None:
+    gate = f'[train]\nscript = "t.py"\n[[train.gates]]\nmetric = "m"\nbetter = "{better}"'
+    assert refused(gate).startswith("aml.toml:7: train.gates[0].better: better than which model?")
+    found = read(f'{PYTHON}{gate}\n[train.register]\nname = "digits"').train
+    assert found is not None
+    assert found.gates[0].better == better
+
+
+@pytest.mark.parametrize("value", ["hunter2\\u0000", "https://me:hunter2@db.example.com"])
+def test_what_is_wrong_with_a_variable_is_told_without_its_value(value: str) -> None:
+    message = refused(f'[train]\nscript = "t.py"\nenv = {{ X = "{value}" }}')
+    assert message.startswith("aml.toml:5: train.env")
+    assert SECRET not in message
+
+
+@pytest.mark.parametrize("name", ["a", "0", "digits-2", "x" * 64, "con1", "null"])
+def test_a_model_has_a_name_that_can_be_a_folder_everywhere(name: str) -> None:
+    register = '[train]\nscript = "t.py"\n[train.register]\nname = '
+    assert read(f'{PYTHON}{register}"{name}"').train
+    for wrong in ("", "..", "A", "a/b", "a.", "a b", "-a", "x" * 65, "con", "nul", "com1", f"{name}\\n"):
+        assert refused(f'{register}"{wrong}"').startswith("aml.toml:6: train.register.name: ")
 
 
 @pytest.mark.parametrize("path", ['"~/uv"', '"${HOME}/uv"', '""', '"a\\u0007b"', "1"])

@@ -1,245 +1,229 @@
-"""A job: a script of the project, run by the environment's interpreter in a fresh directory, and its true record.
-
-What it sees of the caller's environment is an allow-list; its home and its temporary folder are fresh and short-lived,
-since the caller's home holds secrets. It writes straight to its log, which is shown while it grows.
-"""
+"""A training job from its caller's side: made, started, watched, and told of. What runs it is the worker."""
 
 from __future__ import annotations
 
-import os
-import secrets
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from aml_nox import process, store
+from aml_nox import store
 from aml_nox.context import Context
 from aml_nox.engine import Found
 from aml_nox.errors import AmlError, Code
 from aml_nox.manifest import Train
-from aml_nox.screen import put
-from aml_nox.train import gates
+from aml_nox.train import dataset, gates, inputs, judging, records, registry
+from aml_nox.train.launchers import local
+from aml_nox.train.records import Born
+from aml_nox.train.spec import Data, Spec
+from aml_nox.train.watching import Watch
 
-ALLOWED = ("PATHEXT", "SYSTEMROOT", "SYSTEMDRIVE", "COMSPEC", "WINDIR", "TEMP", "TMP", "PROGRAMFILES", "LANG", "LC_ALL")
-_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-_FOLLOW = 0.1
+KIT = Path(__file__).parents[1] / "kit"
+_KIT_VARIABLE = "AML_PYHOME"
+_KIT_FILE = "amlkit.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A job that ended: its record as job.json holds it, the verdicts of its gates, and the error if it is one."""
+    """A job that ended: its record as job.json holds it, the error if it is one; `skipped`: it need not run again."""
 
     record: Mapping[str, Any]
-    verdicts: Sequence[Mapping[str, Any]]
     error: AmlError | None
+    skipped: bool = False
 
 
-def run(ctx: Context, train: Train, environment: Found, arguments: Sequence[str]) -> Finished:
+def run(
+    ctx: Context, train: Train, environment: Found, arguments: Sequence[str], *, manifest_digest: str, if_changed: bool
+) -> Finished:
     """Run the job to its end; its directory keeps the record, the log and what it wrote.
 
-    Ctrl-C and signals end the whole process group, are recorded as `cancelled`, and go on to the caller.
+    A request to end (Ctrl-C, SIGTERM, SIGHUP) ends the whole job first, with its grace; a second one at once.
 
     Raises:
-        AmlError: AML_MANIFEST for a script that is not there.
+        AmlError: AML_MANIFEST for a script or a dataset that is not there, AML_USAGE for a kit that is none.
 
     """
-    argv = _argv(ctx, train, environment, arguments)
-    folder = _new_folder(ctx)
-    ctx.say(f"job {folder.name}: {train.script or train.module} (isolation: not in force)")
-    with _home() as home, store.alive(folder):
-        record = _Record(folder, _facts(ctx, train, environment, argv))
-        env = job_environment(ctx, train, environment, folder, home)
-        store.write_json(folder / "spec.json", {"argv": argv, "env": sorted(env), "timeout": train.timeout})
-        try:
-            state, status = _execute(argv, env, folder, train)
-        except BaseException:
-            record.end("cancelled", None)
-            raise
-        return _judged(ctx, train, folder, record, state=state, status=status)
+    spec = _spec(ctx, train, environment, arguments, manifest_digest)
+    if if_changed and (known := same(ctx.root, spec.key)) is not None:
+        ctx.say(f"job {known['id']} did the same already, and all it made is there: nothing run")
+        return Finished(record=known, error=None, skipped=True)
+    born = records.create(ctx.root, spec.to_json(), _facts(spec, train))
+    passed = {name: ctx.environ[name] for name in train.pass_env if name in ctx.environ}
+    record = _watched(ctx, born, local.submit(born, ctx.environ, passed))
+    return told(ctx, born.folder, record)
 
 
-def _argv(ctx: Context, train: Train, environment: Found, arguments: Sequence[str]) -> list[str]:
-    if train.module is not None:
-        program = ["-m", train.module]
-    else:
-        script = ctx.root.folder / (train.script or "")
-        if not script.is_file():
-            message = f"{ctx.manifest.path.name}: train.script: there is no file {train.script}"
-            raise AmlError(Code.MANIFEST, message, "correct train.script; it is relative to aml.toml")
-        program = [str(script)]
-    return [str(environment.python), *program, *train.args, *arguments]
-
-
-def _new_folder(ctx: Context) -> Path:
-    """The directory of a job; its name sorts by time and is its id."""
-    moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")  # to the microsecond: several start in a second
-    folder = ctx.root.jobs / f"{moment}-{secrets.token_hex(3)}"
-    (folder / "model").mkdir(parents=True)
-    return folder
-
-
-@contextmanager
-def _home() -> Iterator[Path]:
-    # Short, because the path of a Unix socket in it ends at 107 bytes.
-    home = Path(tempfile.mkdtemp(prefix="aml-"))
+def _watched(ctx: Context, born: Born, worker: local.Local) -> dict[str, Any]:
+    watch = Watch(born.folder, ctx.screen)
     try:
-        yield home
-    finally:
-        store.remove(home)
+        watch.until(worker.has_ended)
+    except BaseException:
+        _stopped(watch, worker)
+        raise
+    # Of a worker that was killed its supervisor is still ending the job.
+    watch.until(lambda step: not records.is_held(born.folder, step))
+    return records.settled(born.folder)
 
 
-def job_environment(ctx: Context, train: Train, environment: Found, folder: Path, home: Path) -> dict[str, str]:
-    """All that the job sees of the environment: the allow-list, what the manifest adds, and where things are."""
-    caller = ctx.environ
-    ours = {
-        "PATH": os.pathsep.join([str(environment.python.parent), caller.get("PATH", os.defpath)]),
-        "HOME": str(home),
-        "TMPDIR": str(home),
-        "AML_JOB_DIR": str(folder),
-        "AML_ROOT": str(ctx.root.path),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONIOENCODING": "utf-8",
-        # The environment stays as it was built, and no bytecode that lies in it is run.
-        "PYTHONPYCACHEPREFIX": str(ctx.root.runtime / "pycache" / environment.marker["key"]),
-        **{name: "" for proxy in _PROXIES for name in (proxy, proxy.lower())},
-    }
-    if train.module is not None:
-        ours["PYTHONPATH"] = str(ctx.root.folder)
-    allowed, passed = ({name: caller[name] for name in names if name in caller} for names in (ALLOWED, train.pass_env))
-    return allowed | ours | passed | dict(train.env)
-
-
-def _facts(ctx: Context, train: Train, environment: Found, argv: Sequence[str]) -> dict[str, Any]:
-    return {
-        "argv": [ctx.root.relative(Path(argv[0])), *argv[1:]],
-        "environment": {"path": ctx.root.relative(environment.path), "key": environment.marker["key"]},
-        "isolation": {"asked": train.isolation, "in_force": False},
-        "timeout": train.timeout,
-        "pid": os.getpid(),
-    }
-
-
-class _Record:
-    """job.json: what is true of the job, rewritten at each change of its state."""
-
-    def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        self._path = folder / "job.json"
-        self._began = time.monotonic()
-        self.values: dict[str, Any] = {"id": folder.name, "started": store.now(), **facts}
-        self._set(state="running")
-
-    def end(self, state: str, status: int | None, **more: Any) -> None:  # noqa: ANN401 - JSON values
-        """Record the end; `status` is the exit status, negative for the signal that ended it."""
-        duration = round(time.monotonic() - self._began, 3)  # seconds, by a clock that nobody sets
-        self._set(state=state, exit_status=status, ended=store.now(), duration=duration, **more)
-
-    def _set(self, **changes: Any) -> None:  # noqa: ANN401 - JSON values
-        self.values |= changes
-        self._path.parent.mkdir(parents=True, exist_ok=True)  # the job may have removed it
-        store.write_json(self._path, self.values)
-
-
-def _execute(argv: Sequence[str], env: Mapping[str, str], folder: Path, train: Train) -> tuple[str, int]:
-    log = folder / "log.txt"
-    with log.open("ab") as stream, _followed(log):
-        try:
-            status, timed_out = process.run_logged(
-                argv, env=env, cwd=folder, limit=train.timeout, grace=train.grace, log=stream
-            )
-        except OSError as error:
-            stream.write(f"aml-nox: the interpreter cannot be started: {error}\n".encode())
-            return "failed", 127
-    return "timeout" if timed_out else "failed" if status else "succeeded", status
-
-
-@contextmanager
-def _followed(log: Path) -> Iterator[None]:
-    """Show a growing file on stderr, bytes as they are, until the block ends, and end its last line."""
-    ended = threading.Event()
-    follower = threading.Thread(target=_follow, args=(log, ended), daemon=True)
-    follower.start()
+def _stopped(watch: Watch, worker: local.Local) -> None:
+    """End a job whose caller has to leave; who asks again does not wait for its grace."""
+    worker.cancel()
     try:
-        yield
+        watch.until(worker.has_ended)
+    except BaseException:
+        worker.kill()
+        while not worker.has_ended(1.0):
+            pass
+        raise
     finally:
-        ended.set()
-        follower.join()
+        records.settled(watch.folder)
 
 
-def _follow(log: Path, ended: threading.Event) -> None:
-    with log.open("rb") as stream:
-        last, shown = False, b"\n"
-        while not last:
-            last = ended.wait(_FOLLOW)
-            while data := stream.read(1 << 16):
-                _show(data)
-                shown = data
-        if not shown.endswith(b"\n"):
-            _show(b"\n")
+# --- what is to run
 
 
-def _show(data: bytes) -> None:
-    put(sys.stderr, data if hasattr(sys.stderr, "buffer") else data.decode("utf-8", "replace"))
+def _spec(ctx: Context, train: Train, environment: Found, arguments: Sequence[str], manifest_digest: str) -> Spec:
+    for key, path in (("script", train.script), ("evaluate", train.evaluate)):
+        if path is not None and not (ctx.root.folder / path).is_file():
+            message = f"{ctx.manifest.path.name}: train.{key}: there is no file {path}"
+            raise AmlError(Code.MANIFEST, message, f"correct train.{key}; it is relative to aml.toml")
+    data = _data(ctx, train)
+    digests = {
+        "manifest": manifest_digest,
+        "environment": environment.marker["env_digest"],
+        "dataset": data.digest if data else None,
+        "code": inputs.code_digest(ctx.root, train),
+    }
+    args = (*train.args, *arguments)
+    marker = environment.marker
+    return Spec(
+        root=str(ctx.root.path.resolve()),
+        folder=str(ctx.root.folder),
+        environment={
+            "path": ctx.root.relative(environment.path),
+            "python": ctx.root.relative(environment.python),
+            "key": marker["key"],
+            "env_digest": marker["env_digest"],
+        },
+        script=str(train.script) if train.script else None,
+        module=train.module,
+        args=args,
+        evaluate=str(train.evaluate) if train.evaluate else None,
+        dataset=data,
+        timeout=train.timeout,
+        grace=train.grace,
+        isolation=train.isolation,
+        pass_env=train.pass_env,
+        env=dict(train.env),
+        kit=str(_kit(ctx)),
+        max_parallel=train.max_parallel,
+        gates=train.gates,
+        register=train.register.name if train.register else None,
+        lock_wait=ctx.manifest.timeouts.lock_wait,
+        inputs=digests,
+        key=inputs.key(train, digests, args),
+    )
 
 
-def _judged(ctx: Context, train: Train, folder: Path, record: _Record, *, state: str, status: int) -> Finished:
-    if state != "succeeded":
-        record.end(state, status)
-        return Finished(record=record.values, verdicts=(), error=_job_error(ctx, train, folder, state, status))
-    metrics = gates.read_metrics(folder / "metrics.json")
-    verdicts = gates.judge(train.gates, metrics)
-    for verdict in verdicts:
-        ctx.say(str(verdict))
-    shown = [verdict.to_json() for verdict in verdicts]
-    known = None if isinstance(metrics, str) else dict(metrics)
-    record.end(state, status, metrics=_strict(known), gates=shown)
-    failed = [str(verdict) for verdict in verdicts if not verdict.passed]
-    if failed:
-        hint = "the model is not accepted; its job directory keeps everything"
-        error = AmlError(Code.GATE_FAILED, f"job {folder.name}: {'; '.join(failed)}", hint)
-        return Finished(record=record.values, verdicts=shown, error=error)
-    ctx.say(f"job {folder.name} succeeded: {folder}")
-    return Finished(record=record.values, verdicts=shown, error=None)
-
-
-def _strict(metrics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The metrics for the record: without tables and lists, and without numbers that JSON cannot hold."""
-    if metrics is None:
+def _data(ctx: Context, train: Train) -> Data | None:
+    if train.dataset is None:
         return None
-    plain = {name: value for name, value in metrics.items() if value is None or isinstance(value, str | int | float)}
-    return {name: value if gates.is_finite(value) else None for name, value in plain.items()}
+    found = dataset.read(ctx.root.folder / train.dataset, label="train.dataset")
+    one = found.measured
+    contract = found.spec.to_json() if found.spec else None
+    return Data(
+        path=str(found.path), digest=one.digest, files=one.files, size=one.size, stamp=one.stamp, contract=contract
+    )
 
 
-def _job_error(ctx: Context, train: Train, folder: Path, state: str, status: int) -> AmlError:
-    what = train.script or train.module
-    log = ctx.root.relative(folder / "log.txt")
-    if state == "timeout":
-        message = f"job {folder.name}: {what} ran longer than {train.timeout:g} s and was ended"
-        return AmlError(Code.JOB_FAILED, message, f"raise train.timeout; its output is in {log}")
-    ended = f"was ended by signal {-status}" if status < 0 else f"ended with {status}"
-    return AmlError(Code.JOB_FAILED, f"job {folder.name}: {what} {ended}", f"its output is in {log}")
+def _kit(ctx: Context) -> Path:
+    named = ctx.environ.get(_KIT_VARIABLE)
+    if not named:
+        return KIT
+    kit = (ctx.root.folder / named).absolute()
+    if not (kit / _KIT_FILE).is_file():
+        hint = f"name the folder that holds {_KIT_FILE}, or unset it for the kit of aml-nox"
+        raise AmlError(Code.USAGE, f"{_KIT_VARIABLE} is {named}: there is no {_KIT_FILE} in it", hint)
+    return kit
 
 
-def environments_in_use(root: store.Root) -> list[Path]:
-    """The environments that jobs run in at this moment."""
-    folders = [path.parent for path in sorted(root.jobs.glob("*/job.json"))]
-    records = [store.read_json(folder / "job.json") or {} for folder in folders if store.is_alive(folder)]
-    return [root.path / str(record["environment"]["path"]) for record in records if record.get("environment")]
+def _facts(spec: Spec, train: Train) -> dict[str, Any]:
+    """What the record says from its birth on."""
+    data = spec.dataset
+    return {
+        "launcher": train.launcher,
+        "program": spec.program,
+        "arguments": list(spec.args),
+        "environment": dict(spec.environment),
+        "dataset": {"path": data.path, "dir_hash": data.digest, "files": data.files, "size": data.size}
+        if data
+        else None,
+        "inputs": dict(spec.inputs),
+        "key": spec.key,
+        "timeout": spec.timeout,
+        "max_parallel": spec.max_parallel,
+        "register": spec.register,
+    }
 
 
-def states(root: store.Root) -> dict[str, int]:
-    """How many jobs there are in each state; one whose process is gone while it was running is lost."""
-    counts: dict[str, int] = {}
-    for path in sorted(root.jobs.glob("*/job.json")):
-        record = store.read_json(path)
-        state = str(record["state"]) if record and "state" in record else "unreadable"
-        if state == "running" and not store.is_alive(path.parent):
-            state = "lost"
-        counts[state] = counts.get(state, 0) + 1
-    return counts
+def same(root: store.Root, key: str) -> dict[str, Any] | None:
+    """The youngest job that succeeded with this key, and whose outputs are there: files by size, a registered model."""
+    for folder in reversed(records.folders(root)):
+        record = records.read(folder)
+        if record["state"] == records.SUCCEEDED and record.get("key") == key and _is_whole(root, folder, record):
+            return record
+    return None
+
+
+def _is_whole(root: store.Root, folder: Path, record: Mapping[str, Any]) -> bool:
+    made = record.get("outputs") or {}
+    kept = all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in made.items())
+    version = record.get("registered")
+    return kept and (version is None or any(one.version == version for one in registry.versions(root)))
+
+
+# --- what became of it
+
+
+def told(ctx: Context, folder: Path, record: Mapping[str, Any]) -> Finished:
+    """Tell how a job ended, and make the error of one that did not succeed."""
+    verdicts = [gates.Verdict(**verdict) for verdict in record.get("gates", [])]
+    for line in gates.table(verdicts) if verdicts else []:
+        ctx.say(line)
+    error = _error(ctx, folder, record)
+    if error is None:
+        if version := record.get("registered"):
+            ctx.say(f"registered {record['register']} {version}: {ctx.root.models / record['register'] / version}")
+        ctx.say(f"job {record['id']} succeeded: {folder}")
+    return Finished(record=record, error=error)
+
+
+def _error(ctx: Context, folder: Path, record: Mapping[str, Any]) -> AmlError | None:
+    state, name = record["state"], record["id"]
+    if state == records.SUCCEEDED:
+        return None
+    if known := record.get("error"):
+        return AmlError(Code[known["code"]], f"job {name}: {known['message']}", known["hint"])
+    what = f"job {name}: {record.get('program', 'the program')}"
+    where = f"its output is in {ctx.root.relative(folder / records.LOG)}"
+    why = record.get("why", "")
+    if state == records.TIMEOUT:
+        limit = record["timeout"]
+        return AmlError(
+            Code.JOB_FAILED, f"{what} ran longer than {limit:g} s and was ended", f"raise train.timeout; {where}"
+        )
+    if state == records.FAILED:
+        isolated = record.get("isolation", {})
+        if isolated.get("mechanism") is None and isolated.get("refused"):
+            return _not_isolated(name, isolated["refused"])
+        return AmlError(Code.JOB_FAILED, f"{what} {judging.ending(why, record.get('exit_status'))}", where)
+    return AmlError(Code.JOB_FAILED, f"{what} is {state}: {why}", where)
+
+
+def _not_isolated(name: str, refused: Sequence[Mapping[str, str]]) -> AmlError:
+    told = "; ".join(f"{one['mechanism']}: {one['error']}" for one in refused)
+    hint = (
+        "allow unprivileged user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0, or a container "
+        'with them), or write train.isolation = "prefer"'
+    )
+    return AmlError(Code.JOB_FAILED, f"job {name} was not run: train.isolation demands isolation, and {told}", hint)

@@ -1,0 +1,56 @@
+"""The lock that says that a process lives: a lock cannot be recycled as a process id can, nor survive its holder.
+
+Unlike `store.lock` it is handed on: a process starts another with the descriptor, and the lock is held until the last
+of both is gone. So what finds it free knows that nothing of a job runs any more (flock(2); the lock belongs to the open
+file, not to the process). Whoever only asks shares it, so that two who ask do not take each other for the holder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def hold(path: Path) -> int | None:
+    """Take the lock for as long as the descriptor is open anywhere; None when somebody has it.
+
+    Raises:
+        OSError: the file cannot be made, or the file system has no locks.
+
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    if _lock(descriptor, shared=False):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:  # nobody ever did, or nothing can be told
+        return False
+    try:
+        return not _lock(descriptor, shared=True)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, *, shared: bool) -> bool:
+    if sys.platform == "win32":  # not tried: no Windows machine at hand
+        import msvcrt  # noqa: PLC0415 - Windows only
+
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except PermissionError:
+            return False
+        return True
+    import fcntl  # noqa: PLC0415 - POSIX only
+
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,191 @@
+"""The record of a job: job.json in its directory, always whole, and true whatever was killed.
+
+A job is queued → running → succeeded | failed | timeout | cancelled | lost. Its process holds `alive.lock` from the
+directory's birth on, and its supervisor after it: one that is queued or running while that is free is lost, and nothing
+of it runs any more. Ids are in the order of their birth, also where the clock was set back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from aml_nox import liveness, store
+from aml_nox.screen import Screen
+
+QUEUED, RUNNING = "queued", "running"
+SUCCEEDED, FAILED, TIMEOUT, CANCELLED, LOST = "succeeded", "failed", "timeout", "cancelled", "lost"
+LIVE = (QUEUED, RUNNING)
+
+LOCK, RECORD, SPEC, LOG, EVENTS, METRICS = (
+    "alive.lock",
+    "job.json",
+    "spec.json",
+    "log.txt",
+    "events.jsonl",
+    "metrics.json",
+)
+CANCEL = "cancel"
+"""A file in the directory by which anybody, on any machine, asks for the end of the job."""
+
+_ID = re.compile(r"(\d{8}T\d{6}\.\d{6})Z-[0-9a-f]{6}")
+_STAMP = "%Y%m%dT%H%M%S.%f"
+_NEW = ".new-"
+_LOCK_WAIT = 60.0
+_SILENT = Screen(lambda _: None)
+
+
+@dataclass(frozen=True, slots=True)
+class Born:
+    """A new job: its directory, and the descriptor that holds its lock, to be handed on to its process and closed."""
+
+    folder: Path
+    lock: int
+
+
+def create(root: store.Root, spec: Mapping[str, Any], values: Mapping[str, Any]) -> Born:
+    """Make the directory of a job, queued and held; nobody ever sees half of it."""
+    root.jobs.mkdir(parents=True, exist_ok=True)
+    new = root.jobs / f"{_NEW}{secrets.token_hex(4)}"
+    (new / "model").mkdir(parents=True)
+    try:
+        lock = liveness.hold(new / LOCK) or 0  # nobody else knows the file
+        with queue_lock(root):
+            folder = root.jobs / _next_id(root)
+            store.write_json(new / SPEC, {"id": folder.name, **spec})
+            store.write_json(new / RECORD, {"id": folder.name, "state": QUEUED, "created": store.now(), **values})
+            new.rename(folder)
+    except BaseException:
+        store.remove(new)
+        raise
+    return Born(folder, lock)
+
+
+@contextlib.contextmanager
+def queue_lock(root: store.Root) -> Iterator[None]:
+    """Hold what orders the jobs of a root; for moments only, so that nobody is told of the wait."""
+    with store.lock(root, "queue", what="the queue of jobs", wait=_LOCK_WAIT, screen=_SILENT):
+        yield
+
+
+def _next_id(root: store.Root) -> str:
+    """An id that sorts behind all others; its time is UTC to the microsecond."""
+    moment = datetime.now(UTC)
+    newest = max((path.name for path in folders(root)), default="")
+    if match := _ID.fullmatch(newest):
+        moment = max(moment, datetime.strptime(match[1], _STAMP).replace(tzinfo=UTC) + timedelta(microseconds=1))
+    return f"{moment.strftime(_STAMP)}Z-{secrets.token_hex(3)}"
+
+
+def folders(root: store.Root) -> list[Path]:
+    """The directories of all jobs, oldest first."""
+    if not root.jobs.is_dir():
+        return []
+    return sorted(path for path in root.jobs.iterdir() if _ID.fullmatch(path.name))
+
+
+def leftovers(root: store.Root) -> list[Path]:
+    """Directories of jobs that were never born, and whose maker is gone."""
+    return [path for path in sorted(root.jobs.glob(f"{_NEW}*")) if not liveness.is_held(path / LOCK)]
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The record, or one of the state `unreadable`."""
+    record = store.read_json(folder / RECORD)
+    if record is None or not isinstance(record.get("state"), str):
+        return {"id": folder.name, "state": "unreadable"}
+    return record
+
+
+def settled(folder: Path) -> dict[str, Any]:
+    """The record as it is true now: one that says queued or running of a job whose processes are gone is corrected."""
+    record = read(folder)
+    if record["state"] not in LIVE or is_remote(record) or liveness.is_held(folder / LOCK):
+        return record
+    with contextlib.suppress(PermissionError):  # a tree that cannot be written is told of as truly
+        _write_off(folder)
+    record = read(folder)
+    return {**record, "state": LOST} if record["state"] in LIVE else record
+
+
+def is_remote(record: Mapping[str, Any]) -> bool:
+    """Whether a job waits at a launcher that knows it, so that nobody has to hold its lock yet."""
+    return bool(record["state"] == QUEUED and record.get("launcher", "local") != "local")
+
+
+def _write_off(folder: Path) -> None:
+    lock = liveness.hold(folder / LOCK)
+    if lock is None:
+        return
+    try:
+        # Read again: its end may have been written between the look at the record and the look at the lock.
+        record = read(folder)
+        if record["state"] in LIVE:
+            why = "its worker was killed" if record["state"] == RUNNING else "it was killed while it waited"
+            changes = {"state": LOST, "lost_from": record["state"], "why": why, "ended": store.now()}
+            store.write_json(folder / RECORD, record | changes)
+    finally:
+        os.close(lock)
+
+
+def is_held(folder: Path, patience: float = 0.0) -> bool:
+    """Whether processes of a job live; asked again once after `patience` seconds."""
+    if liveness.is_held(folder / LOCK):
+        time.sleep(patience)
+        return liveness.is_held(folder / LOCK)
+    return False
+
+
+def is_live(folder: Path, patience: float = 0.0) -> bool:
+    """Whether a job is still to end; asked again once after `patience` seconds."""
+    if settled(folder)["state"] not in LIVE:
+        return False
+    time.sleep(patience)
+    return settled(folder)["state"] in LIVE
+
+
+def environments_in_use(root: store.Root) -> list[Path]:
+    """The environments that jobs run in, or wait for, at this moment."""
+    records = [record for folder in folders(root) if (record := settled(folder))["state"] in LIVE]
+    return [root.path / str(record["environment"]["path"]) for record in records if record.get("environment")]
+
+
+def states(root: store.Root) -> dict[str, int]:
+    """How many jobs there are in each state."""
+    counts: dict[str, int] = {}
+    for folder in folders(root):
+        state = str(settled(folder)["state"])
+        counts[state] = counts.get(state, 0) + 1
+    return counts
+
+
+class Writer:
+    """Who runs a job writes its record: from memory, so that nothing the job does to the file survives."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._began = time.monotonic()
+        self.values = read(folder)
+
+    def start(self, **more: Any) -> None:  # noqa: ANN401 - JSON values
+        """The job's turn has come."""
+        self._began = time.monotonic()
+        self.change(state=RUNNING, started=store.now(), **more)
+
+    def end(self, state: str, **more: Any) -> None:  # noqa: ANN401 - JSON values
+        """Record the end; `duration` is in seconds, by a clock that nobody sets."""
+        self.change(state=state, ended=store.now(), duration=round(time.monotonic() - self._began, 3), **more)
+
+    def change(self, **changes: Any) -> None:  # noqa: ANN401 - JSON values
+        """Write the record anew with these values."""
+        self.values |= changes
+        self._folder.mkdir(parents=True, exist_ok=True)  # the job may have removed it
+        store.write_json(self._folder / RECORD, self.values)

@@ -1,0 +1,130 @@
+"""Show a job while it runs, from its files alone: what became of it, its output, its progress."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from aml_nox import interrupts
+from aml_nox.screen import Screen, put
+from aml_nox.train import records
+
+_STEP = 0.1
+_PATIENCE = 10  # looks before a job that waits is told of
+_PIECE = 1 << 16
+_BAR = 20
+
+
+@dataclass(slots=True)
+class Watch:
+    """One reader of a job's directory; what was shown is not shown again."""
+
+    folder: Path
+    screen: Screen
+    _queued: int = 0
+    _isolation_told: bool = False
+    _log: IO[bytes] | None = None
+    _events: IO[bytes] | None = None
+    _open_line: bool = False
+    _status: bool = False
+    _rest: bytes = field(default=b"")
+
+    def until(self, ended: Callable[[float], bool]) -> dict[str, Any]:
+        """Show the job until `ended` (asked with a time to wait in seconds) says so; give its last record."""
+        try:
+            while not ended(_STEP):
+                self.look()
+                interrupts.honour()
+        finally:
+            self.look(last=True)
+        return records.read(self.folder)
+
+    def look(self, *, last: bool = False) -> None:
+        """Show what is new."""
+        record = records.read(self.folder)
+        self._tell_state(record)
+        if self._isolation_told or last:  # the output comes after the line that says how it is cut off
+            self._show_log()
+            self._show_progress()
+        if last:
+            self._end_line()
+
+    def _tell_state(self, record: Mapping[str, Any]) -> None:
+        self._queued += record["state"] == records.QUEUED
+        if self._queued == _PATIENCE:
+            self._queued += 1
+            self.screen.say(f"job {record['id']} waits for its turn: train.max-parallel is {record['max_parallel']}")
+        if not self._isolation_told and (isolation := record.get("isolation")):
+            self._isolation_told = True
+            self.screen.say(f"job {record['id']}: {record['program']} ({isolation_words(isolation)})")
+
+    def _show_log(self) -> None:
+        self._log = self._log or _open(self.folder / records.LOG)
+        while self._log and (data := self._log.read(_PIECE)):
+            self._clear_status()
+            show(data)
+            self._open_line = not data.endswith(b"\n")
+
+    def _show_progress(self) -> None:
+        if not self.screen.live:
+            return
+        self._events = self._events or _open(self.folder / records.EVENTS)
+        while self._events and (data := self._events.read(_PIECE)):
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for text in filter(None, map(progress_words, lines[-50:])):
+                self._end_line()
+                self._status = True
+                put(sys.stderr, f"\r\x1b[K{text}")
+
+    def _clear_status(self) -> None:
+        if self._status:
+            put(sys.stderr, "\r\x1b[K")
+            self._status = False
+
+    def _end_line(self) -> None:
+        self._clear_status()
+        if self._open_line:
+            put(sys.stderr, "\n")
+            self._open_line = False
+
+
+def _open(path: Path) -> IO[bytes] | None:
+    """A file that the job may have replaced by anything: only a real one is read."""
+    with contextlib.suppress(OSError):
+        if path.is_file() and not path.is_symlink():
+            return path.open("rb")
+    return None
+
+
+def show(data: bytes) -> None:
+    """Show output as it is."""
+    put(sys.stderr, data if hasattr(sys.stderr, "buffer") else data.decode("utf-8", "replace"))
+
+
+def isolation_words(found: Mapping[str, Any]) -> str:
+    """What cut the job off, for the screen, and what was refused before."""
+    refused = "; ".join(f"{one['mechanism']}: {one['error']}" for one in found["refused"])
+    if found["in_force"]:
+        return f"isolation: {found['mechanism']}" + (f", since {refused}" if refused else "")
+    if found["asked"] == "off":
+        return "not isolated: isolation is off"
+    return f"NOT ISOLATED: {refused or 'there is no way on this system'}"
+
+
+def progress_words(line: bytes) -> str:
+    """An event of the kit as a line of progress; "" for another, or for what is none."""
+    try:
+        event = json.loads(line)
+        if event["event"] != "progress":
+            return ""
+        fraction = min(1.0, max(0.0, float(event["fraction"])))
+        note = "".join(filter(str.isprintable, str(event.get("note", ""))))[: _BAR * 3]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
+    done = round(fraction * _BAR)
+    return f"[{'#' * done}{'.' * (_BAR - done)}] {100 * fraction:3.0f} % {note}".rstrip()

@@ -1,0 +1,212 @@
+"""The one command that every launcher runs: ``PYTHON -P -m aml_nox.train.worker JOB_DIR``.
+
+It holds the job's lock, waits for its turn, runs what spec.json says under a supervisor, judges what was measured,
+registers the model, and writes job.json at every step. A caller that sits at the other end of its standard input may
+ask for the end of the job; its death is such a wish, too. Without one (standard input is empty) the job is on its own.
+
+Its own environment is as narrow as the job's: a job that can read it finds nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from aml_nox import liveness
+from aml_nox.errors import AmlError, Code
+from aml_nox.train import dirhash, isolation, judging, queue, records, spec, stage
+from aml_nox.train.inbox import Inbox
+from aml_nox.train.spec import Spec
+from aml_nox.train.stage import Course, Order
+
+ALLOWED = ("PATHEXT", "SYSTEMROOT", "SYSTEMDRIVE", "COMSPEC", "WINDIR", "TEMP", "TMP", "PROGRAMFILES", "LANG", "LC_ALL")
+OWN = ("PATH", "TMPDIR")
+"""What a worker needs of its caller's environment besides; the job gets these changed."""
+
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+_LONGEST_HOME = 60  # bytes: the path of a Unix socket below it ends at 107
+_EXIT = {records.TIMEOUT: 124, records.CANCELLED: 143}
+_FAILED = 1
+_RESERVED = 124  # from here on a status has a meaning of its own, ours or the shell's
+REPORTED = "reported.json"
+"""What the script itself claims of its metrics, where an evaluation measures them."""
+
+
+def main() -> int:
+    """Run the job of a directory to its end; the status is 0, that of the job, 124 for a timeout, 143 for cancelled."""
+    job = Path(sys.argv[1]).resolve()
+    inbox = Inbox(job)
+    inbox.listen()
+    lock = inbox.hello.get("lock") or liveness.hold(job / records.LOCK)
+    if lock is None:
+        print(f"{job}: another worker runs this job", file=sys.stderr)  # noqa: T201 - a launcher's log
+        return _FAILED
+    if lock is not None:
+        os.set_inheritable(lock, False)
+    writer = records.Writer(job)
+    try:
+        worker = Worker(job=job, spec=spec.read(job), inbox=inbox, writer=writer, lock=lock)
+        worker.run()
+    except BaseException:
+        writer.end(records.FAILED, why="a fault of aml-nox: its traceback is in the launcher's log")
+        raise
+    return _exit_status(writer.values)
+
+
+def _exit_status(record: Mapping[str, Any]) -> int:
+    if record["state"] == records.SUCCEEDED:
+        return 0
+    status = record.get("exit_status")
+    return _EXIT.get(record["state"]) or (status if isinstance(status, int) and 0 < status < _RESERVED else _FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A job and who runs it; `lock` is the descriptor that says that it lives."""
+
+    job: Path
+    spec: Spec
+    inbox: Inbox
+    writer: records.Writer
+    lock: int
+
+    def run(self) -> None:
+        """Wait, run, judge, record."""
+        if not self._have_turn():
+            return
+        try:
+            self._run_and_judge()
+        except AmlError as error:
+            described = {"code": error.code.name, "message": error.message, "hint": error.hint}
+            self.writer.end(records.FAILED, why=error.message, error=described)
+
+    def _have_turn(self) -> bool:
+        line = queue.Line(self.spec.aml_root, self.job, self.spec.max_parallel)
+
+        def wait(seconds: float) -> bool:
+            wish = self.inbox.wish(seconds)
+            if wish is not None:
+                self.writer.end(records.CANCELLED, why=wish.why)
+            return wish is not None
+
+        return queue.wait_turn(line, lambda: self.writer.start(pid=os.getpid(), host=os.uname().nodename), wait)
+
+    def _run_and_judge(self) -> None:
+        self._hold_data("while the job waited")
+        deadline = None if self.spec.timeout is None else time.monotonic() + self.spec.timeout
+        with _home() as home, (self.job / records.LOG).open("ab") as log:
+            order = self._order(self._argv(), home, deadline)
+            course = stage.run(order, self.inbox, log, self._tell_started)
+            if course.state == records.SUCCEEDED:
+                self._hold_data("while it was trained on")
+                course = self._evaluated(course, order, log)
+        self._record(course)
+
+    def _order(self, argv: Sequence[str], home: Path, deadline: float | None) -> Order:
+        return Order(
+            argv=argv,
+            env=job_environment(self.spec, self.job, home, os.environ, self.inbox.hello.get("pass")),
+            cwd=self.job,
+            home=home,
+            grace=self.spec.grace,
+            lock=self.lock,
+            mechanisms=isolation.mechanisms(self.spec.isolation),
+            deadline=deadline,
+        )
+
+    def _argv(self) -> list[str]:
+        program = (
+            ["-m", self.spec.module] if self.spec.module else [str(Path(self.spec.folder, self.spec.script or ""))]
+        )
+        return [str(self.spec.python), *program, *self.spec.args]
+
+    def _tell_started(self, course: Course) -> None:
+        self.writer.change(isolation=course.isolation(self.spec.isolation))
+
+    def _hold_data(self, when: str) -> None:
+        """Refuse data that is not what the job was made for: what it learnt from would not be what the record names."""
+        data = self.spec.dataset
+        if data is None:
+            return
+        known = dirhash.Measured(digest=data.digest, files=data.files, size=data.size, stamp=data.stamp, names=())
+        if not dirhash.unchanged(Path(data.path), known):
+            message = f"the dataset {data.path} changed {when}"
+            raise AmlError(Code.JOB_FAILED, message, "train again, on data that nobody writes to meanwhile")
+
+    def _evaluated(self, course: Course, order: Order, log: IO[bytes]) -> Course:
+        """Let the evaluation measure; what the script claims is kept apart, and judged by nobody."""
+        if self.spec.evaluate is None:
+            return course
+        metrics = self.job / records.METRICS
+        if metrics.is_symlink() or metrics.exists():
+            metrics.replace(self.job / REPORTED)
+        script = str(Path(self.spec.folder, self.spec.evaluate))
+        order = self._order([str(self.spec.python), script], order.home, order.deadline)
+        result = stage.run(order, self.inbox, log, lambda _: None)
+        if result.state == records.FAILED:
+            result.why = f"{self.spec.evaluate} {judging.ending(result.why, result.status)}"
+        return result
+
+    def _record(self, course: Course) -> None:
+        values: dict[str, Any] = {
+            "isolation": course.isolation(self.spec.isolation),
+            "exit_status": course.status,
+            **({"why": course.why} if course.why else {}),
+            **({"left_running": course.left} if course.left else {}),
+        }
+        if course.state != records.SUCCEEDED:
+            self.writer.end(course.state, **values)
+            return
+        judged = judging.judge(self.spec, self.job, self.writer.values)
+        self.writer.end(records.SUCCEEDED if judged.accepted else records.FAILED, **values, **judged.to_json())
+
+
+@contextmanager
+def _home() -> Iterator[Path]:
+    # Short, because the path of a Unix socket in it ends at 107 bytes.
+    usual = tempfile.gettempdir()
+    short = usual if len(os.fsencode(usual)) < _LONGEST_HOME or os.name == "nt" else "/tmp"  # noqa: S108 - mkdtemp's own
+    home = Path(tempfile.mkdtemp(prefix="aml-", dir=short))
+    try:
+        yield home
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def job_environment(
+    spec: Spec, job: Path, home: Path, environ: Mapping[str, str], passed: Mapping[str, str] | None
+) -> dict[str, str]:
+    """All that the job sees of the environment: the allow-list, what the manifest adds, and where things are.
+
+    `passed` are the values of pass-env; where nobody handed them over they are looked for in `environ`.
+    """
+    given = environ if passed is None else passed
+    paths = [spec.kit, *([spec.folder] if spec.module else [])]
+    ours = {
+        "PATH": os.pathsep.join([str(spec.python.parent), environ.get("PATH", os.defpath)]),
+        "HOME": str(home),
+        "TMPDIR": str(home),
+        "AML_JOB_DIR": str(job),
+        "AML_ROOT": spec.root,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONIOENCODING": "utf-8",
+        # The environment stays as it was built, and no bytecode that lies in it is run.
+        "PYTHONPYCACHEPREFIX": str(Path(spec.root, "runtime", "pycache", spec.environment["key"])),
+        **{name: "" for proxy in _PROXIES for name in (proxy, proxy.lower())},
+        **({"AML_DATASET_DIR": spec.dataset.path} if spec.dataset else {}),
+    }
+    allowed = {name: environ[name] for name in ALLOWED if name in environ}
+    return allowed | ours | {name: given[name] for name in spec.pass_env if name in given} | dict(spec.env)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
