@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 from aml_nox.errors import AmlError
 
-__all__ = ["AmlError", "register"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing is not imported on the warm path
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["AmlError", "in_env", "register"]
 
 
 def register(
@@ -26,3 +31,14 @@ def register(
     from aml_nox import sessions as ours  # noqa: PLC0415 - importing the package must not import nox
 
     ours.register(manifest, prefix, sessions, tags)
+
+
+def in_env(environment: str = "default", *, manifest: str = "aml.toml") -> Callable[[Any], Any]:
+    """Decorate a session of your own so that it runs its programs in a provisioned environment.
+
+    It stands below ``@nox.session(venv_backend="none")``. The environment is made ready first; then `session.run` finds
+    its programs before all others, by PATH and VIRTUAL_ENV. `manifest` is relative to the noxfile.
+    """
+    from aml_nox import sessions as ours  # noqa: PLC0415 - importing the package must not import nox
+
+    return ours.in_env(environment, manifest)

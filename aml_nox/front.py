@@ -24,14 +24,12 @@ def execute(call: Call) -> AmlError | None:
     """
     target = options.json_target(call.argv)
     try:
-        chosen = options.parse(call.verb, call.argv, command=call.command, lenient=call.lenient)
-        if chosen.help:
-            put(sys.stdout, options.usage(call.verb, call.command))
-            return None
-        with interrupts.noted(), _nothing_for_everyone():
-            outcome = _warm(call, chosen) or _cold(call, chosen)
+        outcome = perform(call)
     except AmlError as error:
         outcome = Outcome(error=error)
+    if outcome is None:
+        put(sys.stdout, options.usage(call.verb, call.command))
+        return None
     try:
         _report(call, target, outcome)
     except OSError as error:
@@ -39,6 +37,20 @@ def execute(call: Call) -> AmlError | None:
         told = AmlError(Code.USAGE, f"--json {target}: {error.strerror}", "name a file that can be written, or -")
         return outcome.error or told
     return outcome.error
+
+
+def perform(call: Call) -> Outcome | None:
+    """Run one verb and give what came of it; None when only its help was asked for.
+
+    Raises:
+        AmlError: what stopped it before it had anything to report.
+
+    """
+    chosen = options.parse(call.verb, call.argv, command=call.command, lenient=call.lenient)
+    if chosen.help:
+        return None
+    with interrupts.noted(), _nothing_for_everyone():
+        return _warm(call, chosen) or _cold(call, chosen)
 
 
 @contextlib.contextmanager
