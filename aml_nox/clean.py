@@ -49,6 +49,11 @@ def survey(ctx: Context, *, everything: bool, live: Sequence[Path]) -> list[Item
     return [*environments, *rest, *scratch]
 
 
+def rubbish(path: Path) -> Item:
+    """What somebody else knows to be of no use."""
+    return Item(path=path, size=_size(path), kept="")
+
+
 def _companions(ctx: Context, staying: Collection[str]) -> Iterator[Path]:
     """What was kept for environments that go or are gone; it spares work, and nothing depends on it."""
     if ctx.root.envs.is_symlink():  # nobody looked there

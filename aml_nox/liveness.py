@@ -2,14 +2,19 @@
 
 Unlike `store.lock` it is handed on: a process starts another with the descriptor, and the lock is held until the last
 of both is gone. So what finds it free knows that nothing of a job runs any more (flock(2); the lock belongs to the open
-file, not to the process). Whoever only asks shares it, so that two who ask do not take each other for the holder.
+file, not to the process). Whoever only asks shares it, so that nobody who asks is taken for the holder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+CAN_BE_HANDED_ON = sys.platform != "win32"
+"""On Windows a descriptor is not inherited under its number: each process takes the lock for itself. Not tried."""
 
 
 def hold(path: Path) -> int | None:
@@ -20,20 +25,30 @@ def hold(path: Path) -> int | None:
 
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    if _lock(descriptor, shared=False):
-        return descriptor
-    os.close(descriptor)
-    return None
+    while not _lock(descriptor, shared=False):
+        if not _lock(descriptor, shared=True):
+            os.close(descriptor)
+            return None
+        # It can be shared: only somebody who asks was in the way, and will be gone in a moment.
+    return descriptor
 
 
 def is_held(path: Path) -> bool:
     """Whether a process holds the lock."""
+    with asked(path) as free:
+        return not free
+
+
+@contextlib.contextmanager
+def asked(path: Path) -> Iterator[bool]:
+    """Whether the lock is free; if so, nobody takes it while the block runs."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:  # nobody ever did, or nothing can be told
-        return False
+        yield True
+        return
     try:
-        return not _lock(descriptor, shared=True)
+        yield _lock(descriptor, shared=True)
     finally:
         os.close(descriptor)
 

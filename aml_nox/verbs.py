@@ -304,14 +304,20 @@ def clean_root(project: Project, _call: Call) -> Outcome:
     """Tell what nobody uses, with sizes, and remove it."""
     ctx, options = project.ctx, project.options
     live = records.environments_in_use(ctx.root)
-    items = clean.survey(ctx, everything=options.all, live=live)
+    halves = history.halves(ctx.root)
+    items = [*clean.survey(ctx, everything=options.all, live=live), *map(clean.rubbish, halves)]
     gone: list[clean.Item] = []
     for item in items:
         ctx.say(
             f"{_megabytes(item.size)} {ctx.root.relative(item.path)}" + (f" stays: {item.kept}" if item.kept else "")
         )
-        if not item.kept and not options.dry_run and clean.remove(ctx, item, everything=options.all, live=live):
-            gone.append(item)
+        if item.kept or options.dry_run:
+            continue
+        if item.path in halves:
+            is_gone = history.discard(ctx.root, item.path)
+        else:
+            is_gone = clean.remove(ctx, item, everything=options.all, live=live)
+        gone += [item] * is_gone
     word = "would free" if options.dry_run else "freed"
     freed = [item for item in items if not item.kept] if options.dry_run else gone
     ctx.say(f"{word} {_megabytes(sum(item.size for item in freed))}")
@@ -334,7 +340,7 @@ def train(project: Project, call: Call) -> Outcome:
     done = provisioned(project)
     if not call.may_run():
         project.ctx.say("nothing run: --install-only was given")
-        return Outcome({"job": None, "gates": []})
+        return Outcome({"job": None, "gates": [], "skipped": True})
     options = project.options
     finished = job.run(
         project.ctx,

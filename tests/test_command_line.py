@@ -200,7 +200,9 @@ REPORTS = {
     "verify": {"level", "environment", "drift", "problems", "sealed", "unsealed", "repaired"},
     "reproduce": {"first", "second", "differences"},
     "clean": {"items", "removed"},
-    "train": {"job", "gates"},
+    "train": {"job", "gates", "skipped"},
+    "jobs": {"jobs"},
+    "models": {"models"},
     "init": {"written"},
 }
 

@@ -25,7 +25,8 @@ process download liveness store context diagnosis uv pip pythons uvfetch interpr
 verify reproduce clean
 options calls
 kit kit.amlkit kit.aml_eval
-train train.isolation train.supervisor train.strictjson train.dirhash train.dataset train.gates train.registry
+train train.isolation train.supervisor train.supervisor_windows
+train.strictjson train.dirhash train.dataset train.gates train.registry
 train.records train.queue train.spec train.inbox train.stage train.judging train.worker
 train.launchers train.launchers.local train.inputs train.watching train.job train.history
 project init verbs
@@ -40,7 +41,7 @@ OWNERS = {
     "nox": {"sessions"},
     "tomlkit": {"tomlwriter"},
     "filelock": {"store"},
-    "subprocess": {"process"},
+    "subprocess": {"process", "train.supervisor_windows"},
     "amlkit": {"kit.aml_eval"},  # its neighbour, by the name that a job imports it by
     "packaging": set(
         "editables installed kinds lockfile locking manifest pep508 target_probe uv uvfetch verbs versions".split()
@@ -62,6 +63,7 @@ WRITERS = {
     "kit.amlkit": {"mkdir", "open", "os.open", "replace", "unlink"},  # the job's own files, from inside of it
     "train.isolation": {"open"},  # /proc, for the ids of its namespaces
     "train.supervisor": {"os.fdopen", "os.open", "rmtree"},  # a pipe, the null device; the home of a job without worker
+    "train.supervisor_windows": {"rmtree"},
     "train.dirhash": {"os.open"},  # reads, and follows no link
     "train.registry": {"mkdir", "open", "os.open"},  # the copy of a model
     "train.records": {"mkdir", "rename"},  # the directory of a job, born whole

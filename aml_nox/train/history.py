@@ -9,7 +9,7 @@ from typing import Any
 from aml_nox import interrupts, store
 from aml_nox.context import Context
 from aml_nox.errors import AmlError, Code
-from aml_nox.train import job, records, watching
+from aml_nox.train import job, records, registry, watching
 from aml_nox.train.job import Finished
 from aml_nox.train.registry import Version
 from aml_nox.train.watching import Watch
@@ -112,6 +112,27 @@ def follow(ctx: Context, folder: Path) -> Finished:
     """Show a job from its beginning until it ends, as its caller sees it; who stops following stops nothing else."""
     Watch(folder, ctx.screen).until(lambda step: not records.is_live(folder, step))
     return job.told(ctx, folder, records.settled(folder))
+
+
+# --- what killed runs left
+
+
+def halves(root: store.Root) -> list[Path]:
+    """Jobs that were never born, and models that were never registered."""
+    return [*records.leftovers(root), *registry.rubbish(root)]
+
+
+def discard(root: store.Root, half: Path) -> bool:
+    """Remove one of these, unless somebody is at it by now; whether it is gone."""
+    if half.parent == root.jobs:
+        with store.try_lock(root, "queue") as held:  # under which every job is born
+            if held and half in records.leftovers(root):
+                store.remove(half)
+        return not half.exists()
+    with store.try_lock(root, f"model-{half.parent.name}") as held:
+        if held and half in registry.rubbish(root):
+            store.remove(half)
+    return not half.exists()
 
 
 # --- models

@@ -1,15 +1,15 @@
 """What the result of a job depends on, as digests; jobs with equal keys would do the same again.
 
-The program is told by its own file and all Python files that it can import from beside it: the tree of the script's
-folder, or for a module the project's. That errs on one side alone: too much makes a job run again, too little would
-spare one that has to.
+The program is told by its own file and all modules that it can import from beside it and from the kit: the tree of the
+script's folder, or for a module the project's. That errs on one side alone: too much makes a job run again, too little
+would spare one that has to.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,26 +20,32 @@ from aml_nox.store import Root
 
 SCHEME = 1
 _NEVER = {"__pycache__", "node_modules"}
+_MODULES = (".py", ".pyc", ".pyd", ".so")
 
 
-def code_digest(root: Root, train: Train) -> str:
+def code_digest(root: Root, train: Train, kit: Path) -> str:
     """The digest of the program's own code: sha256 over canonical JSON of each file's path and sha256."""
     named = [root.folder / path for path in (train.script, train.evaluate) if path]
     folders = {path.parent for path in named} | ({root.folder} if train.module else set())
-    files = {*named, *(file for folder in folders for file in _python_files(folder, root.path))}
-    told = {os.path.relpath(path, root.folder): warm.sha256(str(path)) for path in files}
-    return _digest({"files": told})
+    files = {*named, *(file for folder in folders for file in _modules(folder, root.path))}
+    return _digest({"files": _told(files, root.folder), "kit": _told(_modules(kit, root.path), kit)})
 
 
-def _python_files(folder: Path, aml_root: Path) -> Iterator[Path]:
-    for place, folders, files in os.walk(folder):
-        if "pyvenv.cfg" in files:  # an environment is told by its own digest
+def _told(files: Iterable[Path], start: Path) -> dict[str, str | None]:
+    return {os.path.relpath(path, start): warm.sha256(str(path)) for path in files if path.is_file()}
+
+
+def _modules(folder: Path, aml_root: Path) -> Iterator[Path]:
+    """All modules below a folder, also behind links, as Python finds them; each folder once."""
+    known = {os.path.realpath(aml_root)}
+    for place, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in known or "pyvenv.cfg" in files:  # an environment is told by its own digest
             folders.clear()
             continue
-        folders[:] = [
-            name for name in folders if name[0] != "." and name not in _NEVER and Path(place, name) != aml_root
-        ]
-        yield from (Path(place, name) for name in files if name.endswith(".py"))
+        known.add(real)
+        folders[:] = sorted(name for name in folders if name[0] != "." and name not in _NEVER)
+        yield from (Path(place, name) for name in files if name.endswith(_MODULES))
 
 
 def key(train: Train, inputs: Mapping[str, Any], arguments: Sequence[str]) -> str:

@@ -87,12 +87,12 @@ def _spec(ctx: Context, train: Train, environment: Found, arguments: Sequence[st
         if path is not None and not (ctx.root.folder / path).is_file():
             message = f"{ctx.manifest.path.name}: train.{key}: there is no file {path}"
             raise AmlError(Code.MANIFEST, message, f"correct train.{key}; it is relative to aml.toml")
-    data = _data(ctx, train)
+    data, kit = _data(ctx, train), _kit(ctx)
     digests = {
         "manifest": manifest_digest,
         "environment": environment.marker["env_digest"],
         "dataset": data.digest if data else None,
-        "code": inputs.code_digest(ctx.root, train),
+        "code": inputs.code_digest(ctx.root, train, kit),
     }
     args = (*train.args, *arguments)
     marker = environment.marker
@@ -115,7 +115,7 @@ def _spec(ctx: Context, train: Train, environment: Found, arguments: Sequence[st
         isolation=train.isolation,
         pass_env=train.pass_env,
         env=dict(train.env),
-        kit=str(_kit(ctx)),
+        kit=str(kit),
         max_parallel=train.max_parallel,
         gates=train.gates,
         register=train.register.name if train.register else None,
@@ -177,7 +177,7 @@ def same(root: store.Root, key: str) -> dict[str, Any] | None:
 
 def _is_whole(root: store.Root, folder: Path, record: Mapping[str, Any]) -> bool:
     made = record.get("outputs") or {}
-    kept = all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in made.items())
+    kept = all((folder / name).is_file() and (folder / name).lstat().st_size == size for name, size in made.items())
     version = record.get("registered")
     return kept and (version is None or any(one.version == version for one in registry.versions(root)))
 
@@ -216,7 +216,8 @@ def _error(ctx: Context, folder: Path, record: Mapping[str, Any]) -> AmlError | 
         isolated = record.get("isolation", {})
         if isolated.get("mechanism") is None and isolated.get("refused"):
             return _not_isolated(name, isolated["refused"])
-        return AmlError(Code.JOB_FAILED, f"{what} {judging.ending(why, record.get('exit_status'))}", where)
+        ended = f": {why}" if why else f" {judging.ending(why, record.get('exit_status'))}"
+        return AmlError(Code.JOB_FAILED, f"{what}{ended}", where)
     return AmlError(Code.JOB_FAILED, f"{what} is {state}: {why}", where)
 
 

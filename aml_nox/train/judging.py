@@ -99,7 +99,7 @@ def _io_spec(spec: Spec, job: Path) -> IoSpec:
     """What goes into the model and comes out: as the job says, else as its dataset does."""
     own = job / "io_spec.json"
     if os.path.lexists(own):  # a link that leads nowhere is refused, not passed over
-        return dataset.parse_io_spec(own, label=f"job {job.name}: {own.name}", code=Code.JOB_FAILED)
+        return dataset.parse_io_spec(own, label=own.name, code=Code.JOB_FAILED)
     if spec.dataset is not None and spec.dataset.contract is not None:
         sides = spec.dataset.contract
         return IoSpec(inputs=tuple(map(_port, sides["inputs"])), outputs=tuple(map(_port, sides["outputs"])))

@@ -27,8 +27,7 @@ class Line:
         running = waiting = 0
         for folder in records.folders(self.root):
             if folder.name not in self._ended and folder != self.own:
-                record = records.settled(folder)
-                state = record["state"] if record.get("launcher", "local") == "local" else ""
+                state = _state(folder)
                 running += state == records.RUNNING
                 waiting += state == records.QUEUED and folder.name < self.own.name
                 if state not in records.LIVE:
@@ -44,6 +43,15 @@ class Line:
         """How long to wait before the next look, in seconds."""
         running, waiting = self.ahead()
         return min(_LONGEST, _STEP * max(1.0, (running + waiting) / self.limit))
+
+
+def _state(folder: Path) -> str:
+    """How a job stands in the line, "" if it does not. One that lives counts as running, whatever its record became."""
+    record = records.settled(folder)
+    if record.get("launcher", records.LOCAL) != records.LOCAL:
+        return ""
+    state = str(record["state"])
+    return state if state in records.LIVE or not records.is_held(folder) else records.RUNNING
 
 
 def wait_turn(line: Line, start: Callable[[], None], wait: Callable[[float], bool]) -> bool:

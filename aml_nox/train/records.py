@@ -8,7 +8,6 @@ of it runs any more. Ids are in the order of their birth, also where the clock w
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 import time
@@ -24,6 +23,7 @@ from aml_nox.screen import Screen
 QUEUED, RUNNING = "queued", "running"
 SUCCEEDED, FAILED, TIMEOUT, CANCELLED, LOST = "succeeded", "failed", "timeout", "cancelled", "lost"
 LIVE = (QUEUED, RUNNING)
+LOCAL = "local"
 
 LOCK, RECORD, SPEC, LOG, EVENTS, METRICS = (
     "alive.lock",
@@ -40,33 +40,50 @@ _ID = re.compile(r"(\d{8}T\d{6}\.\d{6})Z-[0-9a-f]{6}")
 _STAMP = "%Y%m%dT%H%M%S.%f"
 _NEW = ".new-"
 _LOCK_WAIT = 60.0
+_STARTING = 60.0  # seconds in which a worker takes its lock, where it cannot be handed one
 _SILENT = Screen(lambda _: None)
 
 
 @dataclass(frozen=True, slots=True)
 class Born:
-    """A new job: its directory, and the descriptor that holds its lock, to be handed on to its process and closed."""
+    """A new job: its directory, and the descriptor that holds its lock, to be handed on to its process and closed.
+
+    There is none where it cannot be handed on: then the job's process takes the lock when it starts.
+    """
 
     folder: Path
-    lock: int
+    lock: int | None
 
 
 def create(root: store.Root, spec: Mapping[str, Any], values: Mapping[str, Any]) -> Born:
     """Make the directory of a job, queued and held; nobody ever sees half of it."""
     root.jobs.mkdir(parents=True, exist_ok=True)
     new = root.jobs / f"{_NEW}{secrets.token_hex(4)}"
-    (new / "model").mkdir(parents=True)
     try:
-        lock = liveness.hold(new / LOCK) or 0  # nobody else knows the file
-        with queue_lock(root):
+        with queue_lock(root):  # from here on: who removes leftovers holds it too
+            (new / "model").mkdir(parents=True)
+            lock = liveness.hold(new / LOCK) if liveness.CAN_BE_HANDED_ON else None
             folder = root.jobs / _next_id(root)
-            store.write_json(new / SPEC, {"id": folder.name, **spec})
-            store.write_json(new / RECORD, {"id": folder.name, "state": QUEUED, "created": store.now(), **values})
+            store.write_json(new / SPEC, {"id": folder.name, **as_utf8(spec)})
+            born = {"id": folder.name, "state": QUEUED, "created": store.now()}
+            store.write_json(new / RECORD, born | as_utf8(values))
             new.rename(folder)
     except BaseException:
         store.remove(new)
         raise
     return Born(folder, lock)
+
+
+def as_utf8(value: Any) -> Any:  # noqa: ANN401 - a JSON value
+    """A value whose texts are what they are in UTF-8: the worker reads paths so, whatever our own locale knows."""
+    match value:
+        case str():
+            return value.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+        case Mapping():
+            return {name: as_utf8(one) for name, one in value.items()}
+        case list() | tuple():
+            return [as_utf8(one) for one in value]
+    return value
 
 
 @contextlib.contextmanager
@@ -108,32 +125,32 @@ def read(folder: Path) -> dict[str, Any]:
 def settled(folder: Path) -> dict[str, Any]:
     """The record as it is true now: one that says queued or running of a job whose processes are gone is corrected."""
     record = read(folder)
-    if record["state"] not in LIVE or is_remote(record) or liveness.is_held(folder / LOCK):
+    if record["state"] not in LIVE or _is_awaited(record):
         return record
-    with contextlib.suppress(PermissionError):  # a tree that cannot be written is told of as truly
-        _write_off(folder)
+    with liveness.asked(folder / LOCK) as free:
+        return _written_off(folder) if free else record
+
+
+def _is_awaited(record: Mapping[str, Any]) -> bool:
+    """Whether a job waits for the process that will hold its lock: a launcher knows it, or it is just starting."""
+    if record["state"] != QUEUED:
+        return False
+    return record.get("launcher", LOCAL) != LOCAL or not (liveness.CAN_BE_HANDED_ON or _is_old(record))
+
+
+def _is_old(record: Mapping[str, Any]) -> bool:
+    born = datetime.fromisoformat(str(record["created"]))
+    return datetime.now(UTC) - born > timedelta(seconds=_STARTING)
+
+
+def _written_off(folder: Path) -> dict[str, Any]:
+    # Read again: its end may have been written between the look at the record and the look at the lock.
     record = read(folder)
-    return {**record, "state": LOST} if record["state"] in LIVE else record
-
-
-def is_remote(record: Mapping[str, Any]) -> bool:
-    """Whether a job waits at a launcher that knows it, so that nobody has to hold its lock yet."""
-    return bool(record["state"] == QUEUED and record.get("launcher", "local") != "local")
-
-
-def _write_off(folder: Path) -> None:
-    lock = liveness.hold(folder / LOCK)
-    if lock is None:
-        return
-    try:
-        # Read again: its end may have been written between the look at the record and the look at the lock.
-        record = read(folder)
-        if record["state"] in LIVE:
-            why = "its worker was killed" if record["state"] == RUNNING else "it was killed while it waited"
-            changes = {"state": LOST, "lost_from": record["state"], "why": why, "ended": store.now()}
-            store.write_json(folder / RECORD, record | changes)
-    finally:
-        os.close(lock)
+    if record["state"] in LIVE:
+        why = "its worker was killed" if record["state"] == RUNNING else "it was killed while it waited"
+        record |= {"state": LOST, "lost_from": record["state"], "why": why, "ended": store.now()}
+        store.write_record(folder / RECORD, record)  # a tree that cannot be written is told of as truly
+    return record
 
 
 def is_held(folder: Path, patience: float = 0.0) -> bool:

@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from aml_nox import process
+from aml_nox import liveness, process
 from aml_nox.train import isolation, records, supervisor
 from aml_nox.train.inbox import Event, Inbox, Wish
 
 _MARGIN = 10.0  # seconds beyond the grace after which a supervisor that does not answer is killed
 _FOREVER = 3600.0
+_MODULE = "supervisor_windows" if sys.platform == "win32" else "supervisor"
 _BOOT = (
-    "import sys; sys.path.append(sys.argv.pop(1)); from aml_nox.train import supervisor; sys.exit(supervisor.main())"
+    "import sys; sys.path.append(sys.argv.pop(1)); "
+    f"from aml_nox.train import {_MODULE} as supervisor; sys.exit(supervisor.main())"
 )
 PACKAGES = str(Path(__file__).parents[2])
 """Where this package lies: a process of ours imports the very same one, however the caller found it."""
@@ -73,8 +75,8 @@ def run(order: Order, inbox: Inbox, log: IO[bytes], started: Callable[[Course], 
 
 
 def _supervise(order: Order, mechanism: str, log: IO[bytes]) -> process.Child:
-    argv = [sys.executable, "-I", "-S", "-c", _BOOT, PACKAGES]
-    pipe, kept = process.PIPE, [order.lock]
+    argv = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _BOOT, PACKAGES]
+    pipe, kept = process.PIPE, [order.lock] if liveness.CAN_BE_HANDED_ON else []
     child = process.start(argv, env={}, cwd=Path("/"), stdin=pipe, stdout=pipe, stderr=log, kept=kept)
     program = {"mechanism": mechanism, "argv": [*order.argv], "env": dict(order.env), "cwd": str(order.cwd)}
     values = program | {"home": str(order.home), "grace": order.grace, "kept": kept}

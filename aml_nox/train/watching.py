@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import itertools
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from aml_nox import interrupts
 from aml_nox.screen import Screen, put
-from aml_nox.train import records
+from aml_nox.train import dirhash, records
 
 _STEP = 0.1
 _PATIENCE = 10  # looks before a job that waits is told of
 _PIECE = 1 << 16
+_AT_ONCE = 64  # pieces between two looks at everything else: a job may write faster than a terminal shows
+_LONGEST_EVENT = 1 << 20
 _BAR = 20
+_USUAL_WIDTH = 80
 
 
 @dataclass(slots=True)
@@ -28,8 +34,8 @@ class Watch:
     screen: Screen
     _queued: int = 0
     _isolation_told: bool = False
-    _log: IO[bytes] | None = None
-    _events: IO[bytes] | None = None
+    _log: io.FileIO | None = None
+    _events: io.FileIO | None = None
     _open_line: bool = False
     _status: bool = False
     _rest: bytes = field(default=b"")
@@ -40,8 +46,10 @@ class Watch:
             while not ended(_STEP):
                 self.look()
                 interrupts.honour()
-        finally:
-            self.look(last=True)
+        except BaseException:
+            self._end_line()
+            raise
+        self.look(last=True)
         return records.read(self.folder)
 
     def look(self, *, last: bool = False) -> None:
@@ -49,7 +57,8 @@ class Watch:
         record = records.read(self.folder)
         self._tell_state(record)
         if self._isolation_told or last:  # the output comes after the line that says how it is cut off
-            self._show_log()
+            while self._show_log() and last:
+                interrupts.honour()
             self._show_progress()
         if last:
             self._end_line()
@@ -63,23 +72,26 @@ class Watch:
             self._isolation_told = True
             self.screen.say(f"job {record['id']}: {record['program']} ({isolation_words(isolation)})")
 
-    def _show_log(self) -> None:
+    def _show_log(self) -> bool:
+        """Show some of the output; whether there may be more."""
         self._log = self._log or _open(self.folder / records.LOG)
-        while self._log and (data := self._log.read(_PIECE)):
+        for data in _pieces(self._log):
             self._clear_status()
             show(data)
             self._open_line = not data.endswith(b"\n")
+        return bool(self._log and self._log.tell() < os.fstat(self._log.fileno()).st_size)
 
     def _show_progress(self) -> None:
         if not self.screen.live:
             return
         self._events = self._events or _open(self.folder / records.EVENTS)
-        while self._events and (data := self._events.read(_PIECE)):
-            *lines, self._rest = (self._rest + data).split(b"\n")
+        for data in _pieces(self._events):
+            *lines, rest = (self._rest + data).split(b"\n")
+            self._rest = rest if len(rest) < _LONGEST_EVENT else b""
             for text in filter(None, map(progress_words, lines[-50:])):
                 self._end_line()
                 self._status = True
-                put(sys.stderr, f"\r\x1b[K{text}")
+                put(sys.stderr, f"\r\x1b[K{text[: _width() - 1]}")
 
     def _clear_status(self) -> None:
         if self._status:
@@ -93,12 +105,24 @@ class Watch:
             self._open_line = False
 
 
-def _open(path: Path) -> IO[bytes] | None:
+def _open(path: Path) -> io.FileIO | None:
     """A file that the job may have replaced by anything: only a real one is read."""
     with contextlib.suppress(OSError):
-        if path.is_file() and not path.is_symlink():
-            return path.open("rb")
+        return dirhash.open_plain(path)
     return None
+
+
+def _pieces(stream: io.FileIO | None) -> Iterator[bytes]:
+    """What is new in a file, of much the beginning."""
+    if stream is not None:
+        yield from itertools.islice(iter(lambda: stream.read(_PIECE), b""), _AT_ONCE)
+
+
+def _width() -> int:
+    """The columns of the terminal that shows progress: of a line that wraps only the end would be cleared."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _USUAL_WIDTH
+    return _USUAL_WIDTH
 
 
 def show(data: bytes) -> None:
@@ -124,7 +148,7 @@ def progress_words(line: bytes) -> str:
             return ""
         fraction = min(1.0, max(0.0, float(event["fraction"])))
         note = "".join(filter(str.isprintable, str(event.get("note", ""))))[: _BAR * 3]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return ""
     done = round(fraction * _BAR)
     return f"[{'#' * done}{'.' * (_BAR - done)}] {100 * fraction:3.0f} % {note}".rstrip()

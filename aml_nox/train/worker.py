@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from aml_nox import liveness
+from aml_nox import liveness, store
 from aml_nox.errors import AmlError, Code
 from aml_nox.train import dirhash, isolation, judging, queue, records, spec, stage
 from aml_nox.train.inbox import Inbox
@@ -49,16 +50,32 @@ def main() -> int:
     if lock is None:
         print(f"{job}: another worker runs this job", file=sys.stderr)  # noqa: T201 - a launcher's log
         return _FAILED
-    if lock is not None:
-        os.set_inheritable(lock, False)
+    os.set_inheritable(lock, False)
     writer = records.Writer(job)
     try:
-        worker = Worker(job=job, spec=spec.read(job), inbox=inbox, writer=writer, lock=lock)
-        worker.run()
+        _run(job, inbox, writer, lock)
     except BaseException:
         writer.end(records.FAILED, why="a fault of aml-nox: its traceback is in the launcher's log")
         raise
     return _exit_status(writer.values)
+
+
+def _run(job: Path, inbox: Inbox, writer: records.Writer, lock: int) -> None:
+    """Run the job; a fault that a user can mend is what its record says."""
+    try:
+        Worker(job=job, spec=spec.read(job), inbox=inbox, writer=writer, lock=lock).run()
+    except AmlError as error:
+        _record_fault(writer, error)
+    except OSError as error:
+        known = store.state_error(error)
+        if known is None:
+            raise
+        _record_fault(writer, known)
+
+
+def _record_fault(writer: records.Writer, error: AmlError) -> None:
+    described = {"code": error.code.name, "message": error.message, "hint": error.hint}
+    writer.end(records.FAILED, why=error.message, error=described)
 
 
 def _exit_status(record: Mapping[str, Any]) -> int:
@@ -80,13 +97,8 @@ class Worker:
 
     def run(self) -> None:
         """Wait, run, judge, record."""
-        if not self._have_turn():
-            return
-        try:
+        if self._have_turn():
             self._run_and_judge()
-        except AmlError as error:
-            described = {"code": error.code.name, "message": error.message, "hint": error.hint}
-            self.writer.end(records.FAILED, why=error.message, error=described)
 
     def _have_turn(self) -> bool:
         line = queue.Line(self.spec.aml_root, self.job, self.spec.max_parallel)
@@ -97,7 +109,7 @@ class Worker:
                 self.writer.end(records.CANCELLED, why=wish.why)
             return wish is not None
 
-        return queue.wait_turn(line, lambda: self.writer.start(pid=os.getpid(), host=os.uname().nodename), wait)
+        return queue.wait_turn(line, lambda: self.writer.start(pid=os.getpid(), host=socket.gethostname()), wait)
 
     def _run_and_judge(self) -> None:
         self._hold_data("while the job waited")

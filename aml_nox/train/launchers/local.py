@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aml_nox import process
-from aml_nox.train import stage, worker
+from aml_nox.train import records, stage, worker
 from aml_nox.train.records import Born
 
 
@@ -39,8 +39,10 @@ def submit(born: Born, environ: Mapping[str, str], passed: Mapping[str, str]) ->
     """
     names = (*worker.ALLOWED, *worker.OWN)
     env = {name: environ[name] for name in names if name in environ} | {"PYTHONPATH": stage.PACKAGES}
-    argv = [sys.executable, "-P", "-m", "aml_nox.train.worker", str(born.folder)]
-    child = process.start(argv, env=env, cwd=born.folder, stdin=process.PIPE, kept=[born.lock])
-    os.close(born.lock)
-    process.tell(child, (json.dumps({"lock": born.lock, "pass": dict(passed)}) + "\n").encode())
+    argv = [sys.executable, "-P", "-X", "utf8", "-m", "aml_nox.train.worker", str(born.folder)]
+    kept = [] if born.lock is None else [born.lock]
+    child = process.start(argv, env=env, cwd=born.folder, stdin=process.PIPE, kept=kept)
+    for descriptor in kept:
+        os.close(descriptor)
+    process.tell(child, (json.dumps({"lock": born.lock, "pass": records.as_utf8(passed)}) + "\n").encode())
     return Local(child)
