@@ -87,7 +87,8 @@ def main() -> None:
     log.unlink()
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(
-        f"a log of {size / 1e9:.2f} GB: {seconds:.2f} s, peak of the supervisor {found[0] / 1000:.1f} MB, of us {own / 1000:.1f} MB"
+    print(f"a log of {size / 1e9:.2f} GB: {seconds:.2f} s")
+    print(f"  peak memory: supervisor {found[0] / 1000:.1f} MB, worker's side {own / 1000:.1f} MB")
     )
 
 
