@@ -86,10 +86,8 @@ def main() -> None:
     size = log.stat().st_size
     log.unlink()
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(
     print(f"a log of {size / 1e9:.2f} GB: {seconds:.2f} s")
     print(f"  peak memory: supervisor {found[0] / 1000:.1f} MB, worker's side {own / 1000:.1f} MB")
-    )
 
 
 if __name__ == "__main__":
