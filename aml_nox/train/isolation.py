@@ -13,31 +13,38 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 NAMESPACE, SECCOMP, SANDBOX, NONE = "namespace", "seccomp", "sandbox", "none"
 
 _NEWNS, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x10000000, 0x20000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
-_SET_PDEATHSIG, _SET_SECCOMP, _SET_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 22, 36, 38
+_SET_PDEATHSIG, _SET_SECCOMP, _DROP_CAPABILITY, _SET_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 22, 24, 36, 38
+_CAP_SYS_ADMIN = 21
 _GET_FLAGS, _SET_FLAGS, _SET_ADDRESS = 0x8913, 0x8914, 0x8916
 _UP, _RUNNING = 0x1, 0x40
 _FILTER = 2
 _DISCARD = ("192.0.2.1", 9)  # TEST-NET-1 (RFC 5737): an address that no route of a cut-off process may reach
 
-#: Sockets in the file system behind which a service of the machine talks to the network for whoever asks.
+#: Behind these a service or a device of the machine talks to the network for whoever asks, past every namespace.
 _DOORS = (
     *("/run/systemd/resolve", "/run/nscd", "/var/run/nscd", "/run/dbus", "/run/containerd", "/run/podman"),
+    "/dev/infiniband",
     *("/run/docker.sock", "/var/run/docker.sock"),
 )
 
-#: AUDIT_ARCH, the number of socket, and those of io_uring_setup, ptrace, process_vm_writev and pidfd_getfd.
-_CALLS = {"x86_64": (0xC000003E, 41, (425, 101, 311, 438)), "aarch64": (0xC00000B7, 198, (425, 117, 271, 438))}
+#: AUDIT_ARCH, then the numbers of socket, io_uring_setup, ptrace, process_vm_writev and pidfd_getfd.
+_CALLS = {"x86_64": (0xC000003E, 41, 425, 101, 311, 438), "aarch64": (0xC00000B7, 198, 425, 117, 271, 438)}
 _X32 = 0x40000000
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, |JGE|K, BPF_RET|K
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT = 0, 4, 16  # in struct seccomp_data
-_AF_NETLINK = 16
+_AF_NETLINK, _AF_PACKET, _AF_VSOCK = 16, 17, 40
+_LOCAL = (int(socket.AF_UNIX), _AF_NETLINK)
+"""Families that reach no network; getaddrinfo asks the kernel for its addresses by netlink."""
+_IN_NAMESPACE = (*_LOCAL, int(socket.AF_INET), int(socket.AF_INET6), _AF_PACKET)
+"""Families that a network namespace cuts off. Not vsock, by which a virtual machine talks to its host."""
 
 
 def mechanisms(asked: str, platform: str = sys.platform) -> tuple[str, ...]:
@@ -174,6 +181,18 @@ def furnish() -> str:
     return ""
 
 
+def keep_inside() -> None:
+    """Take from the program that follows what could undo the namespaces: the power to unmount, and other families.
+
+    What root keeps of its other powers counts in the namespaces alone, and lets it write the files that it could.
+    """
+    prctl(_DROP_CAPABILITY, _CAP_SYS_ADMIN)
+    if os.uname().machine in _CALLS:
+        _, new_socket, ring, *_ = _calls()
+        _filter(new_socket, _IN_NAMESPACE, [ring])
+        _prove_refused(_AF_VSOCK)
+
+
 # --- a filter of system calls
 
 
@@ -183,10 +202,21 @@ def forbid_sockets() -> None:
     Loopback is refused with the rest, since a filter sees no addresses. What would get at a socket in a roundabout way
     is refused too: io_uring, and reaching into another process of the same user.
     """
+    _, new_socket, *roundabout = _calls()
+    _filter(new_socket, _LOCAL, roundabout)
+    _prove_refused(int(socket.AF_INET))
+    _prove_refused(int(socket.AF_INET6))
+
+
+def _calls() -> tuple[int, ...]:
     machine = os.uname().machine
     if machine not in _CALLS:
         raise OSError(errno.ENOSYS, f"seccomp: no table of system calls for {machine}")
-    program = b"".join(struct.pack("HBBI", *step) for step in _program(*_CALLS[machine]))
+    return _CALLS[machine]
+
+
+def _filter(new_socket: int, families: Sequence[int], refused: Sequence[int]) -> None:
+    program = b"".join(struct.pack("HBBI", *step) for step in _program(_calls()[0], new_socket, families, refused))
 
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_void_p))
@@ -195,30 +225,33 @@ def forbid_sockets() -> None:
     described = Program(len(program) // 8, ctypes.addressof(steps))
     renounce_privileges()
     _call("prctl", _SET_SECCOMP, ctypes.c_ulong(_FILTER), ctypes.byref(described), 0, 0)
+
+
+def _prove_refused(family: int) -> None:
     try:
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()
+        socket.socket(family, socket.SOCK_DGRAM).close()
     except PermissionError:
         return
     _refused("seccomp that lets a socket pass", errno.EPERM)
 
 
-def _program(arch: int, new_socket: int, roundabout: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+def _program(
+    arch: int, new_socket: int, families: Sequence[int], refused: Sequence[int]
+) -> list[tuple[int, int, int, int]]:
     """The filter in classic BPF: code, jump where true, jump where false, operand."""
     refuse, unknown = (_ERRNO | number for number in (errno.EACCES, errno.ENOSYS))
-    count = len(roundabout)
     return [
         (_LOAD, 0, 0, _ARCH_AT),
         (_EQUAL, 1, 0, arch),
         (_RETURN, 0, 0, _KILL),  # another architecture numbers its calls otherwise
         (_LOAD, 0, 0, _NUMBER_AT),
-        (_AT_LEAST, count + 1, 0, _X32),
-        *((_EQUAL, count - place, 0, number) for place, number in enumerate(roundabout)),
+        (_AT_LEAST, len(refused) + 1, 0, _X32),
+        *((_EQUAL, len(refused) - place, 0, number) for place, number in enumerate(refused)),
         (_EQUAL, 2, 1, new_socket),
         (_RETURN, 0, 0, unknown),
         (_RETURN, 0, 0, _ALLOW),
         (_LOAD, 0, 0, _FIRST_ARGUMENT_AT),
-        (_EQUAL, 2, 0, int(socket.AF_UNIX)),
-        (_EQUAL, 1, 0, _AF_NETLINK),  # getaddrinfo asks the kernel for its addresses by it
+        *((_EQUAL, len(families) - place, 0, family) for place, family in enumerate(families)),
         (_RETURN, 0, 0, refuse),
         (_RETURN, 0, 0, _ALLOW),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from aml_nox.train.watching import Watch
 KIT = Path(__file__).parents[1] / "kit"
 _KIT_VARIABLE = "AML_PYHOME"
 _KIT_FILE = "amlkit.py"
+_LAST_RESORT = 15.0  # seconds that a supervisor may take to end a job whose worker was killed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,8 @@ def _watched(ctx: Context, born: Born, worker: local.Local) -> dict[str, Any]:
         _stopped(watch, worker)
         raise
     # Of a worker that was killed its supervisor is still ending the job.
-    watch.until(lambda step: not records.is_held(born.folder, step))
+    end = time.monotonic() + _LAST_RESORT
+    watch.until(lambda step: not records.is_held(born.folder, step) or time.monotonic() > end)
     return records.settled(born.folder)
 
 

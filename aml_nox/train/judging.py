@@ -88,11 +88,20 @@ def _register(spec: Spec, job: Path, record: Mapping[str, Any], metrics: Mapping
         spec.aml_root,
         name=str(spec.register),
         version=job.name,
-        model=job / "model",
+        model=_model(spec, job),
         io_spec=_io_spec(spec, job),
         receipt=receipt,
     )
     return version.version
+
+
+def _model(spec: Spec, job: Path) -> Path:
+    """Where the model's files are; that there are none at all is told in the job's words."""
+    folder = job / "model"
+    if not any(folder.glob("*")):
+        message = f"the model {spec.register} is empty: the job put no file into model/ of its directory"
+        raise AmlError(Code.JOB_FAILED, message, "write the model's files to amlkit.model_dir()")
+    return folder
 
 
 def _io_spec(spec: Spec, job: Path) -> IoSpec:

@@ -172,7 +172,9 @@ def _become(order: dict[str, Any], errors: int) -> None:
     os.dup2(2, 1)
     if _LINUX:
         isolation.renounce_privileges()
-    if order["mechanism"] == isolation.SECCOMP:
+    if order["mechanism"] == isolation.NAMESPACE:
+        isolation.keep_inside()
+    elif order["mechanism"] == isolation.SECCOMP:
         isolation.forbid_sockets()
     prefix = isolation.SANDBOX_COMMAND if order["mechanism"] == isolation.SANDBOX else ()
     try:

@@ -29,8 +29,8 @@ from aml_nox.train.spec import Spec
 from aml_nox.train.stage import Course, Order
 
 ALLOWED = ("PATHEXT", "SYSTEMROOT", "SYSTEMDRIVE", "COMSPEC", "WINDIR", "TEMP", "TMP", "PROGRAMFILES", "LANG", "LC_ALL")
-OWN = ("PATH", "TMPDIR")
-"""What a worker needs of its caller's environment besides; the job gets these changed."""
+OWN = ("PATH", "TMPDIR", "HOME", "PYTHONUSERBASE")
+"""What a worker needs of its caller's environment besides, to find what the caller finds; the job gets its own."""
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _LONGEST_HOME = 60  # bytes: the path of a Unix socket below it ends at 107

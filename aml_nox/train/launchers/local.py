@@ -38,7 +38,9 @@ def submit(born: Born, environ: Mapping[str, str], passed: Mapping[str, str]) ->
     `passed` are the values of pass-env: they go through the pipe, and stand neither in a file nor in an environment.
     """
     names = (*worker.ALLOWED, *worker.OWN)
-    env = {name: environ[name] for name in names if name in environ} | {"PYTHONPATH": stage.PACKAGES}
+    env = {name: environ[name] for name in names if name in environ}
+    if stage.PACKAGES in environ.get("PYTHONPATH", "").split(os.pathsep):
+        env["PYTHONPATH"] = stage.PACKAGES  # it is not installed: the worker imports what the caller imported
     argv = [sys.executable, "-P", "-X", "utf8", "-m", "aml_nox.train.worker", str(born.folder)]
     kept = [] if born.lock is None else [born.lock]
     child = process.start(argv, env=env, cwd=born.folder, stdin=process.PIPE, kept=kept)
