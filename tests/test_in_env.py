@@ -129,3 +129,11 @@ def test_a_session_with_an_environment_of_noxs_own_is_refused(ready: Project, wo
     run = ready.nox(*words).expect(1)
     assert 'aml_nox.in_env: mine needs @nox.session(venv_backend="none")' in run.err
     assert not (ready.folder / "seen.json").exists()
+
+
+def test_another_interpreters_home_does_not_reach_the_environments(ready: Project) -> None:
+    write(ready)
+    text = (ready.folder / "noxfile.py").read_text(encoding="utf-8")
+    ready.write("noxfile.py", 'import os\nos.environ["PYTHONHOME"] = "/nowhere"\n' + text)
+    ready.nox("-s", "mine").expect()
+    assert seen(ready)[3] is None

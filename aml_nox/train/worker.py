@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -55,7 +55,8 @@ def main() -> int:
     try:
         _run(job, inbox, writer, lock)
     except BaseException:
-        writer.end(records.FAILED, why="a fault of aml-nox: its traceback is in the launcher's log")
+        with suppress(OSError):
+            writer.end(records.FAILED, why="a fault of aml-nox: its traceback is in the launcher's log")
         raise
     return _exit_status(writer.values)
 
@@ -70,7 +71,10 @@ def _run(job: Path, inbox: Inbox, writer: records.Writer, lock: int) -> None:
         known = store.state_error(error)
         if known is None:
             raise
-        _record_fault(writer, known)
+        try:
+            _record_fault(writer, known)
+        except OSError:  # a full disk: who reads the record next finds that the job is lost
+            print(f"job {job.name}: {known.message}", file=sys.stderr)  # noqa: T201 - a launcher's log
 
 
 def _record_fault(writer: records.Writer, error: AmlError) -> None:
