@@ -129,7 +129,7 @@ def _entered(session: nox.Session, python: Path) -> Iterator[None]:
     up in the PATH of its own process. Sessions that run at once are processes of their own.
     """
     path = os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])
-    ours: dict[str, str | None] = {"PATH": path, "VIRTUAL_ENV": str(python.parents[1]), "PYTHONHOME": None}
+    ours = {"PATH": path, "VIRTUAL_ENV": str(python.parents[1])}
     session.env.update(ours)
     before = {name: os.environ.get(name) for name in ours}
     _set(ours)

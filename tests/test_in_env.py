@@ -18,7 +18,7 @@ pytest_plugins = ("tests.support.ready",)
 
 TELL = (
     "import json, os, sys, demo_alpha; path = os.environ['PATH'].split(os.pathsep); "
-    "found = [sys.prefix, os.environ['VIRTUAL_ENV'], path[0], os.environ.get('PYTHONHOME'), demo_alpha.VERSION]; "
+    "found = [sys.prefix, os.environ['VIRTUAL_ENV'], path[0], demo_alpha.VERSION]; "
     "json.dump(found, open('seen.json', 'w'))"
 )
 NOXFILE = """
@@ -42,8 +42,8 @@ def write(project: Project, arguments: str = "", options: str = "", tell: str = 
     project.write("noxfile.py", NOXFILE.format(arguments=arguments, options=options, tell=tell))
 
 
-def seen(project: Project) -> list[str | None]:
-    found: list[str | None] = json.loads((project.folder / "seen.json").read_text(encoding="utf-8"))
+def seen(project: Project) -> list[str]:
+    found: list[str] = json.loads((project.folder / "seen.json").read_text(encoding="utf-8"))
     return found
 
 
@@ -57,7 +57,7 @@ def test_programs_are_those_of_the_environment(ready: Project, options: str) -> 
     write(ready, options=options)
     ready.nox("-s", "mine", env={"VIRTUAL_ENV": "/nowhere"}).expect()
     environment = linked(ready)
-    assert seen(ready) == [str(environment), str(environment), str(environment / "bin"), None, "1.0"]
+    assert seen(ready) == [str(environment), str(environment), str(environment / "bin"), "1.0"]
 
 
 def test_a_program_that_the_environment_has_comes_before_all_others(ready: Project) -> None:
@@ -129,11 +129,3 @@ def test_a_session_with_an_environment_of_noxs_own_is_refused(ready: Project, wo
     run = ready.nox(*words).expect(1)
     assert 'aml_nox.in_env: mine needs @nox.session(venv_backend="none")' in run.err
     assert not (ready.folder / "seen.json").exists()
-
-
-def test_another_interpreters_home_does_not_reach_the_environments(ready: Project) -> None:
-    write(ready)
-    text = (ready.folder / "noxfile.py").read_text(encoding="utf-8")
-    ready.write("noxfile.py", 'import os\nos.environ["PYTHONHOME"] = "/nowhere"\n' + text)
-    ready.nox("-s", "mine").expect()
-    assert seen(ready)[3] is None
