@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import secrets
 import shlex
 import shutil
 import socket
+import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -32,6 +34,7 @@ from aml_nox.screen import Screen
 SCHEMA = warm.SCHEMA
 _READY_KEPT = 32
 _SHORT = 12
+_OPEN = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 _NOT_IN_PATHS = ((os.pathsep, "separates the entries of PATH"), ("\n", "ends the first line of a script"))
 _MARKER = {"key": str, "path": str, "created": str, "target": dict, "interpreter": dict, "packages": list}
@@ -147,10 +150,28 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_bytes(path, (warm.to_json(value) + "\n").encode())
 
 
+def open_plain(path: Path) -> io.FileIO:
+    """A plain file for reading. A link is not followed, a pipe not waited for.
+
+    Raises:
+        OSError: it cannot be opened, or is none.
+
+    """
+    stream = io.FileIO(os.open(path, _OPEN))
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise FileNotFoundError(errno.ENOENT, "it is no plain file", str(path))
+    return stream
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A record, or None where there is none that this version can read: a damaged record is as good as none."""
+    """A record, or None where there is none that this version can read: a damaged record is as good as none.
+
+    What stands in its place is not waited for or followed: a job can put a pipe or a link there.
+    """
     try:
-        value = json.loads(path.read_bytes())
+        with open_plain(path) as stream:
+            value = json.loads(stream.read())
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) and value.get("schema") == SCHEMA else None

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aml_nox import store
 from aml_nox.errors import AmlError, Code
 from aml_nox.train import dirhash
 from tests.support.processes import Started, run
@@ -287,7 +288,7 @@ def test_a_pipe_or_a_link_that_came_to_stand_in_a_files_place_is_not_opened(fold
     (folder / "link").symlink_to("/etc/hostname")
     for name in ("pipe", "link"):
         with pytest.raises(OSError, match=name):
-            dirhash.open_plain(folder / name)
+            store.open_plain(folder / name)
 
 
 @contextmanager

@@ -64,7 +64,6 @@ WRITERS = {
     "train.isolation": {"open"},  # /proc, for the ids of its namespaces
     "train.supervisor": {"os.fdopen", "os.open", "rmtree"},  # a pipe, the null device; the home of a job without worker
     "train.supervisor_windows": {"rmtree"},
-    "train.dirhash": {"os.open"},  # reads, and follows no link
     "train.registry": {"mkdir", "open", "os.open"},  # the copy of a model
     "train.records": {"mkdir", "rename"},  # the directory of a job, born whole
     "train.worker": {

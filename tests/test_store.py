@@ -222,10 +222,14 @@ def test_a_record_that_is_not_ours_is_as_good_as_none(tmp_path: Path, data: byte
     assert store.read_json(path) is None
 
 
-@pytest.mark.parametrize("kind", ["missing", "folder", "behind a file"])
+@pytest.mark.parametrize("kind", ["missing", "folder", "behind a file", "pipe", "link"])
 def test_a_record_that_cannot_be_read_is_as_good_as_none(tmp_path: Path, kind: str) -> None:
+    """A pipe is not waited for, nor a link followed: a job can put either in its record's place."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    store.write_json(tmp_path / "whole.json", {})
+    (tmp_path / "link").symlink_to("whole.json")
     assert store.read_json(tmp_path / {"behind a file": "file/x"}.get(kind, kind)) is None
 
 

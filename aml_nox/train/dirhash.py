@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import json
 import os
 import stat
@@ -20,12 +19,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from aml_nox import interrupts
+from aml_nox import interrupts, store
 from aml_nox.errors import AmlError, Code
 
 _THREADS = 2  # more are slower where they share two cores, and hashing is rarely what a disk waits for
 _CHUNK = 1 << 20
-_OPEN = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 _IN_NO_LINE = frozenset("\\\n\r")  # sha256sum escapes these and marks the line; Go refuses the line feed
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}  # or a link, or a pipe, by now
 _AGAIN = "let nothing write into it meanwhile, and run the same command again"
@@ -105,20 +103,6 @@ def unchanged(folder: Path, measured: Measured) -> bool:
         return measure(folder, what=str(folder), code=Code.STATE).digest == measured.digest
     except AmlError:
         return False
-
-
-def open_plain(path: Path) -> io.FileIO:
-    """A plain file for reading. A link is not followed, a pipe not waited for.
-
-    Raises:
-        OSError: it cannot be opened, or is none.
-
-    """
-    stream = io.FileIO(os.open(path, _OPEN))
-    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        stream.close()
-        raise FileNotFoundError(errno.ENOENT, "it is no plain file", str(path))
-    return stream
 
 
 def _shown(name: str) -> str:
@@ -258,7 +242,7 @@ def _digest(path: str, found: os.stat_result, ended: threading.Event) -> str | N
     """The sha256 of a file; None for another one than was found, or one that is written to."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(max(1, min(_CHUNK, found.st_size + 1))))
-    with open_plain(Path(path)) as stream:
+    with store.open_plain(Path(path)) as stream:
         if _facts(os.fstat(stream.fileno())) != _facts(found):
             return None
         left = found.st_size

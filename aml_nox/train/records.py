@@ -36,6 +36,26 @@ LOCK, RECORD, SPEC, LOG, EVENTS, METRICS = (
 CANCEL = "cancel"
 """A file in the directory by which anybody, on any machine, asks for the end of the job."""
 
+_STATES = (*LIVE, SUCCEEDED, FAILED, TIMEOUT, CANCELLED, LOST)
+_TEXT = str | None
+_SHAPE = {
+    **dict.fromkeys(("created", "launcher", "program", "key", "why", "register", "registered"), _TEXT),
+    "state": str,
+    "max_parallel": int | None,
+    "timeout": float | int | None,
+    "duration": float | int | None,
+    **dict.fromkeys(("environment", "inputs", "isolation", "metrics", "outputs", "error"), dict | None),
+    "gates": list | None,
+}
+"""What every reader may rely on, beside the id; a name that is not there is None."""
+_WITHIN = {
+    "environment": {"path": str, "key": str},
+    "isolation": {"asked": str, "mechanism": _TEXT, "in_force": bool, "refused": [{"mechanism": str, "error": str}]},
+    "error": {"code": str, "message": str, "hint": _TEXT},
+    "gates": [{"metric": str, "passed": bool, "value": float | int | None, "demand": str, "why": str}],
+}
+"""And in these, where they are."""
+
 _ID = re.compile(r"(\d{8}T\d{6}\.\d{6})Z-[0-9a-f]{6}")
 _STAMP = "%Y%m%dT%H%M%S.%f"
 _NEW = ".new-"
@@ -115,11 +135,24 @@ def leftovers(root: store.Root) -> list[Path]:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The record, or one of the state `unreadable`."""
+    """The record, or one of the state `unreadable`: a job may put anything in its place."""
     record = store.read_json(folder / RECORD)
-    if record is None or not isinstance(record.get("state"), str):
-        return {"id": folder.name, "state": "unreadable"}
-    return record
+    return record if record and _is_sound(record, folder.name) else {"id": folder.name, "state": "unreadable"}
+
+
+def _is_sound(record: Mapping[str, Any], name: str) -> bool:
+    within = {name: shape for name, shape in _WITHIN.items() if record.get(name) is not None}
+    return record.get("id") == name and _fits(record, _SHAPE | within) and record["state"] in _STATES
+
+
+def _fits(value: Any, shape: Any) -> bool:  # noqa: ANN401 - JSON values
+    """Whether a JSON value has a shape: a type, a list of one shape, or an object with these names at least."""
+    match shape:
+        case dict():
+            return isinstance(value, dict) and all(_fits(value.get(name), one) for name, one in shape.items())
+        case [one]:
+            return isinstance(value, list) and all(_fits(part, one) for part in value)
+    return isinstance(value, shape)
 
 
 def settled(folder: Path) -> dict[str, Any]:
@@ -204,5 +237,10 @@ class Writer:
     def change(self, **changes: Any) -> None:  # noqa: ANN401 - JSON values
         """Write the record anew with these values."""
         self.values |= changes
-        self._folder.mkdir(parents=True, exist_ok=True)  # the job may have removed it
+        # The job may have removed either, or put something else there.
+        if not self._folder.is_dir():
+            store.remove(self._folder)
+            self._folder.mkdir(parents=True)
+        if (self._folder / RECORD).is_dir():
+            store.remove(self._folder / RECORD)
         store.write_json(self._folder / RECORD, self.values)

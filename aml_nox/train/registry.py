@@ -207,7 +207,7 @@ def _fill(path: Path, model: Path, measured: Measured, what: str) -> None:
 def _copy(source: Path, target: Path, what: str) -> None:
     """A copy and never a link: what is written into the job's directory later must not reach the model."""
     try:
-        stream = dirhash.open_plain(source)
+        stream = store.open_plain(source)
     except OSError:
         raise _changed(what) from None
     with stream, target.open("xb") as copy:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aml_nox import interrupts
+from aml_nox import interrupts, store
 from aml_nox.screen import Screen, put
-from aml_nox.train import dirhash, records
+from aml_nox.train import records
 
 _STEP = 0.1
 _PATIENCE = 10  # looks before a job that waits is told of
@@ -108,7 +108,7 @@ class Watch:
 def _open(path: Path) -> io.FileIO | None:
     """A file that the job may have replaced by anything: only a real one is read."""
     with contextlib.suppress(OSError):
-        return dirhash.open_plain(path)
+        return store.open_plain(path)
     return None
 
 
