@@ -62,17 +62,11 @@ WRITERS = {
     "liveness": {"os.open"},  # a lock that is handed on
     "kit.amlkit": {"mkdir", "open", "os.open", "replace", "unlink"},  # the job's own files, from inside of it
     "train.isolation": {"open"},  # /proc, for the ids of its namespaces
-    "train.supervisor": {"os.fdopen", "os.open", "rmtree"},  # a pipe, the null device; the home of a job without worker
+    "train.supervisor": {"os.chmod", "os.fdopen", "os.open", "os.unlink", "rmtree"},  # a pipe, null; the job's home
     "train.supervisor_windows": {"rmtree"},
     "train.registry": {"mkdir", "open", "os.open"},  # the copy of a model
     "train.records": {"mkdir", "rename"},  # the directory of a job, born whole
-    "train.worker": {
-        "open",
-        "replace",
-        "rmtree",
-        "tempfile.gettempdir",
-        "tempfile.mkdtemp",
-    },  # the job's log, what it claims, its home
+    "train.worker": {"open", "replace", "tempfile.gettempdir", "tempfile.mkdtemp"},  # the log, the claim, the home
 }
 
 _CHANGES = {"mkdir", "rmdir", "touch", "unlink", "rename", "symlink_to", "hardlink_to", "chmod", "write_text", "rmtree"}

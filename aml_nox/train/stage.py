@@ -17,6 +17,7 @@ from aml_nox.train.inbox import Event, Inbox, Wish
 
 _MARGIN = 10.0  # seconds beyond the grace after which a supervisor that does not answer is killed
 _FOREVER = 3600.0
+_KILLED = "its supervisor was killed"
 _MODULE = "supervisor_windows" if sys.platform == "win32" else "supervisor"
 _BOOT = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
@@ -104,7 +105,7 @@ class _Supervised:
                     self._stop(records.CANCELLED, heard)
                 elif isinstance(heard, Event):
                     if heard.values is None:
-                        return
+                        return self._close()
                     self._learn(heard.values, started)
                 self._mind_the_time()
         finally:
@@ -149,6 +150,12 @@ class _Supervised:
             case {"event": "gone", "left": int(left)}:
                 course.left = left
 
+    def _close(self) -> None:
+        """A supervisor that said nothing refused nothing: no weaker mechanism takes its place."""
+        refused = {one["mechanism"] for one in self.course.refused}
+        if not self.course.state and self.course.mechanism is None and self.mechanism not in refused:
+            self.course.state, self.course.why = records.FAILED, _KILLED
+
     def _end(self) -> None:
         """Leave nothing: the end of its input ends the supervisor, and what a killed one left has come to us."""
         process.hang_up(self.child)
@@ -163,6 +170,6 @@ def _conclude(course: Course) -> None:
     if course.mechanism is None:
         course.state, course.why = records.FAILED, "it was not run: no isolation is to be had here"
     elif course.status is None:
-        course.state, course.why = records.FAILED, "its supervisor was killed"
+        course.state, course.why = records.FAILED, _KILLED
     else:
         course.state = records.FAILED if course.status else records.SUCCEEDED

@@ -69,7 +69,7 @@ def main() -> int:
     left = _clear(job)
     _say(event="gone", left=left)
     if not job.lifeline:
-        shutil.rmtree(order["home"], ignore_errors=True)  # the worker would have
+        remove_home(order["home"])  # the worker would have
     return 0
 
 
@@ -266,6 +266,24 @@ def kill_below(root: int, end: float) -> int:
                 pass
         time.sleep(_STEP)
     return 0
+
+
+def remove_home(home: str) -> None:
+    """Remove the home of a job, whatever it made of it: a link, folders that nobody may enter."""
+    with contextlib.suppress(OSError):
+        os.unlink(home)  # noqa: PTH108 - pathlib is not loaded here
+        return
+    _open_up(home)
+    for place, folders, _ in os.walk(home):
+        for name in folders:
+            _open_up(f"{place}/{name}")
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def _open_up(folder: str) -> None:
+    if not os.path.islink(folder):  # noqa: PTH114 - likewise
+        with contextlib.suppress(OSError):
+            os.chmod(folder, 0o700)  # noqa: PTH101 - likewise
 
 
 def descendants(root: int) -> list[int]:

@@ -10,7 +10,6 @@ Its own environment is as narrow as the job's: a job that can read it finds noth
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import IO, Any
 
 from aml_nox import liveness, store
 from aml_nox.errors import AmlError, Code
-from aml_nox.train import dirhash, isolation, judging, queue, records, spec, stage
+from aml_nox.train import dirhash, isolation, judging, queue, records, spec, stage, supervisor
 from aml_nox.train.inbox import Inbox
 from aml_nox.train.spec import Spec
 from aml_nox.train.stage import Course, Order
@@ -44,6 +43,8 @@ REPORTED = "reported.json"
 def main() -> int:
     """Run the job of a directory to its end; the status is 0, that of the job, 124 for a timeout, 143 for cancelled."""
     job = Path(sys.argv[1]).resolve()
+    if sys.platform == "linux":
+        isolation.adopt_orphans()  # of a supervisor that is killed
     inbox = Inbox(job)
     inbox.listen()
     lock = inbox.hello.get("lock") or liveness.hold(job / records.LOCK)
@@ -194,7 +195,7 @@ def _home() -> Iterator[Path]:
     try:
         yield home
     finally:
-        shutil.rmtree(home, ignore_errors=True)
+        supervisor.remove_home(str(home))
 
 
 def job_environment(
