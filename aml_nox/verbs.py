@@ -379,7 +379,8 @@ def models(project: Project, _call: Call) -> Outcome:
     found = registry.versions(ctx.root, name)
     if name and not found:
         known = sorted({one.name for one in registry.versions(ctx.root)})
-        raise AmlError(Code.USAGE, f"there is no model {name}", suggest(name, known))
+        hint = suggest(name, known) if known else "none is registered yet"
+        raise AmlError(Code.USAGE, f"there is no model {name}", hint)
     for line in history.models(found):
         ctx.say(line)
     return Outcome({"models": [history.model_values(ctx, one) for one in found]})

@@ -23,10 +23,13 @@ _NEVER = {"__pycache__", "node_modules"}
 _MODULES = (".py", ".pyc", ".pyd", ".so")
 
 
-def code_digest(root: Root, train: Train, kit: Path) -> str:
-    """The digest of the program's own code: sha256 over canonical JSON of each file's path and sha256."""
-    named = [root.folder / path for path in (train.script, train.evaluate) if path]
-    folders = {path.parent for path in named} | ({root.folder} if train.module else set())
+def code_digest(root: Root, scripts: Iterable[Path | str | None], *, whole: bool, kit: Path) -> str:
+    """The digest of a program's own code: sha256 over canonical JSON of each file's path and sha256.
+
+    `scripts` are those that there are of the training and the evaluation; `whole` takes all of the project.
+    """
+    named = [root.folder / path for path in scripts if path]
+    folders = {path.parent for path in named} | ({root.folder} if whole else set())
     files = {*named, *(file for folder in folders for file in _modules(folder, root.path))}
     return _digest({"files": _told(files, root.folder), "kit": _told(_modules(kit, root.path), kit)})
 

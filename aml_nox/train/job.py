@@ -95,7 +95,7 @@ def _spec(ctx: Context, train: Train, environment: Found, arguments: Sequence[st
         "manifest": manifest_digest,
         "environment": environment.marker["env_digest"],
         "dataset": data.digest if data else None,
-        "code": inputs.code_digest(ctx.root, train, kit),
+        "code": inputs.code_digest(ctx.root, [train.script, train.evaluate], whole=train.module is not None, kit=kit),
     }
     args = (*train.args, *arguments)
     marker = environment.marker

@@ -80,7 +80,7 @@ def register(
 
 
 def _make(path: Path, model: Path, moment: str, records: Mapping[str, Mapping[str, Any]]) -> None:
-    what = f"the model of {path.name}"
+    what = f"the model {path.parent.name}"
     if model.is_symlink():
         raise AmlError(Code.JOB_FAILED, f"{what}: its directory is a link", "let the job write the files themselves")
     measured = dirhash.measure(model, what=what, code=Code.JOB_FAILED)

@@ -68,7 +68,8 @@ class Watch:
         if self._queued == _PATIENCE:
             self._queued += 1
             self.screen.say(f"job {record['id']} waits for its turn: train.max-parallel is {record['max_parallel']}")
-        if not self._isolation_told and (isolation := record.get("isolation")):
+        isolation = record.get("isolation")
+        if not self._isolation_told and isolation and isolation["mechanism"]:  # none: it was not run
             self._isolation_told = True
             self.screen.say(f"job {record['id']}: {record['program']} ({isolation_words(isolation)})")
 

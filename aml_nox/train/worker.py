@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from aml_nox import liveness, store
 from aml_nox.errors import AmlError, Code
-from aml_nox.train import dirhash, isolation, judging, queue, records, spec, stage, supervisor
+from aml_nox.train import dirhash, inputs, isolation, judging, queue, records, spec, stage, supervisor
 from aml_nox.train.inbox import Inbox
 from aml_nox.train.spec import Spec
 from aml_nox.train.stage import Course, Order
@@ -118,6 +118,7 @@ class Worker:
 
     def _run_and_judge(self) -> None:
         self._hold_data("while the job waited")
+        self._hold_code()
         deadline = None if self.spec.timeout is None else time.monotonic() + self.spec.timeout
         with _home() as home, (self.job / records.LOG).open("ab") as log:
             order = self._order(self._argv(), home, deadline)
@@ -158,6 +159,15 @@ class Worker:
             message = f"the dataset {data.path} changed {when}"
             raise AmlError(Code.JOB_FAILED, message, "train again, on data that nobody writes to meanwhile")
 
+    def _hold_code(self) -> None:
+        """Refuse code that is not what the job was made for: what runs would not be what the record names."""
+        spec = self.spec
+        scripts = [spec.script, spec.evaluate]
+        found = inputs.code_digest(spec.aml_root, scripts, whole=spec.module is not None, kit=Path(spec.kit))
+        if found != spec.inputs["code"]:
+            message = f"the code of {spec.program} changed while the job waited"
+            raise AmlError(Code.JOB_FAILED, message, "train again")
+
     def _evaluated(self, course: Course, order: Order, log: IO[bytes]) -> Course:
         """Let the evaluation measure; what the script claims is kept apart, and judged by nobody."""
         if self.spec.evaluate is None:
@@ -168,8 +178,11 @@ class Worker:
         script = str(Path(self.spec.folder, self.spec.evaluate))
         order = self._order([str(self.spec.python), script], order.home, order.deadline)
         result = stage.run(order, self.inbox, log, lambda _: None)
-        if result.state == records.FAILED:
-            result.why = f"{self.spec.evaluate} {judging.ending(result.why, result.status)}"
+        if result.state == records.SUCCEEDED:
+            self._hold_data("while the model was measured on it")
+        elif result.state == records.FAILED:
+            colon = ":" if result.why else ""
+            result.why = f"{self.spec.evaluate}{colon} {judging.ending(result.why, result.status)}"
         return result
 
     def _record(self, course: Course) -> None:
