@@ -176,7 +176,10 @@ def test_who_follows_a_job_that_is_killed_is_told_that_it_is_lost(shop: Shop) ->
     follower = following(shop.trainer, work.folder)
     wait_shown(follower, work.folder.name)
     work.kill()
-    assert f"{work.folder.name}: train.py is lost: its worker was killed" in follower.finish().expect(7).err
+    assert (
+        f"{work.folder.name}: train.py is lost: its worker was gone before it told of the end"
+        in follower.finish().expect(7).err
+    )
 
 
 REPLACED = {
@@ -262,6 +265,19 @@ def test_a_job_that_has_ended_cannot_be_cancelled(trainer: Trainer) -> None:
     run = jobs(trainer, "--cancel", done.job["id"], code=2)
     assert run.err.startswith(f"AML_USAGE: job {done.job['id']} is succeeded already\n")
     assert record(done.folder)["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("state", ["succeeded", "failed", "nonsense"])
+def test_a_job_that_says_it_has_ended_is_followed_and_cancelled_all_the_same(trainer: Trainer, state: str) -> None:
+    """As long as its processes live it has not; its record is the worker's to write, from memory."""
+    forged = f"found = json.load(open('job.json')) | {{'state': {state!r}, 'error': {{'code': 'NONE'}}}}"
+    trainer.write(f"import json\n{forged}\njson.dump(found, open('job.json', 'w'))\nopen('pid', 'w')\n{WAIT}")
+    process, folder = trainer.start()
+    follower = following(trainer, folder)
+    jobs(trainer, "--cancel", folder.name)
+    assert record(folder)["state"] == "cancelled"
+    assert "is cancelled: it was cancelled" in follower.finish().expect(7).err
+    process.finish().expect(7)
 
 
 def test_a_job_that_is_lost_cannot_be_cancelled(shop: Shop) -> None:

@@ -162,7 +162,7 @@ def test_a_job_is_lost_once_its_worker_and_its_supervisor_are_gone_and_not_befor
         os.kill(supervisor, signal.SIGKILL)
     wait_until(lambda: work.state == "lost", "nobody holds the lock")
     found = record(work.folder)
-    assert (found["state"], found["lost_from"], found["why"]) == ("lost", "running", "its worker was killed")
+    assert (found["state"], found["lost_from"], found["why"]) == ("lost", "running", "its worker was gone before it told of the end")
     assert found["started"] < found["ended"]
     assert_gone(work.folder)
 

@@ -97,8 +97,8 @@ def cancel(ctx: Context, folder: Path) -> Mapping[str, Any]:
         AmlError: AML_USAGE for one that has ended.
 
     """
-    record = records.settled(folder)
-    if record["state"] not in records.LIVE:
+    if not records.is_live(folder):
+        record = records.settled(folder)
         raise AmlError(Code.USAGE, f"job {record['id']} is {record['state']} already", "`jobs` lists them")
     store.write_bytes(folder / records.CANCEL, b"")
     while records.is_live(folder, interrupts.STEP):

@@ -180,7 +180,11 @@ def _written_off(folder: Path) -> dict[str, Any]:
     # Read again: its end may have been written between the look at the record and the look at the lock.
     record = read(folder)
     if record["state"] in LIVE:
-        why = "its worker was killed" if record["state"] == RUNNING else "it was killed while it waited"
+        why = (
+            "its worker was gone before it told of the end"
+            if record["state"] == RUNNING
+            else "it was killed while it waited"
+        )
         record |= {"state": LOST, "lost_from": record["state"], "why": why, "ended": store.now()}
         store.write_record(folder / RECORD, record)  # a tree that cannot be written is told of as truly
     return record
@@ -195,11 +199,15 @@ def is_held(folder: Path, patience: float = 0.0) -> bool:
 
 
 def is_live(folder: Path, patience: float = 0.0) -> bool:
-    """Whether a job is still to end; asked again once after `patience` seconds."""
-    if settled(folder)["state"] not in LIVE:
+    """Whether a job is still to end, whatever it made of its record; asked again once after `patience` seconds."""
+    if not _lives(folder):
         return False
     time.sleep(patience)
-    return settled(folder)["state"] in LIVE
+    return _lives(folder)
+
+
+def _lives(folder: Path) -> bool:
+    return settled(folder)["state"] in LIVE or is_held(folder)
 
 
 def environments_in_use(root: store.Root) -> list[Path]:

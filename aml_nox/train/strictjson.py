@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
+from aml_nox import store
 from aml_nox.faults import quote
 
 
@@ -23,8 +24,10 @@ def load(path: Path, *, largest: int) -> Any:  # noqa: ANN401 - JSON values
     if not stat.S_ISREG(found.st_mode) or found.st_size > largest:
         message = f"it is not a file of at most {largest >> 20} MiB"
         raise ValueError(message)
+    with store.open_plain(path) as stream:  # whatever stands there by now
+        data = stream.read(largest)
     try:
-        return json.loads(path.read_bytes(), parse_constant=_refuse, object_pairs_hook=_unique)
+        return json.loads(data, parse_constant=_refuse, object_pairs_hook=_unique)
     except RecursionError:
         message = "it is nested too deeply"
         raise ValueError(message) from None
