@@ -8,10 +8,10 @@ from aml_nox.errors import AmlError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported on the warm path
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
-__all__ = ["AmlError", "in_env", "register"]
+__all__ = ["AmlError", "in_env", "provision", "register"]
 
 
 def register(
@@ -42,3 +42,18 @@ def in_env(environment: str = "default", *, manifest: str = "aml.toml") -> Calla
     from aml_nox import sessions as ours  # noqa: PLC0415 - importing the package must not import nox
 
     return ours.in_env(environment, manifest)
+
+
+def provision(environment: str = "default", *, manifest: str = "aml.toml") -> Mapping[str, Any]:
+    """Make an environment ready, for a program of your own that runs without nox.
+
+    Returns what ``aml-nox provision --json`` reports: `["environment"]["python"]` is the interpreter to run. `manifest`
+    is relative to the current folder; what people read goes to standard error.
+
+    Raises:
+        AmlError: with `code`, `message`, `hint` and the exit `status` of the command line.
+
+    """
+    from aml_nox import __main__ as ours  # noqa: PLC0415 - importing the package must import next to nothing
+
+    return ours.provision(environment, manifest)

@@ -10,6 +10,11 @@ from aml_nox.calls import Call
 from aml_nox.errors import AmlError, Code
 from aml_nox.screen import Screen, ensure_streams, put
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing is not imported on the warm path
+    from collections.abc import Mapping
+    from typing import Any
+
 _PROGRAM = "aml-nox"
 
 
@@ -39,6 +44,18 @@ def _run(verb: str, argv: list[str]) -> AmlError | None:
         return AmlError(Code.STATE, "the current folder is gone", "change to one that exists")
     call = Call(verb=verb, argv=argv, command=command, manifest=None, cwd=cwd, environ=os.environ, screen=screen)
     return front.execute(call)
+
+
+def provision(environment: str, manifest: str) -> Mapping[str, Any]:
+    """Make an environment ready and give what is reported of it; see `aml_nox.provision`."""
+    argv = ["--env", environment]
+    command = f"{_PROGRAM} provision --env {environment}"
+    cwd = os.getcwd()  # noqa: PTH109 - pathlib is not imported on the warm path
+    path = os.path.join(cwd, manifest)  # noqa: PTH118 - likewise
+    screen = Screen(_say, live=sys.stderr.isatty())
+    call = Call(verb="provision", argv=argv, command=command, manifest=path, cwd=cwd, environ=os.environ, screen=screen)
+    outcome = front.perform(call)
+    return outcome.values if outcome else {}
 
 
 def _say(line: str) -> None:

@@ -34,7 +34,7 @@ front __main__ sessions aml_nox
 """.split()
 
 #: Imports inside of functions: what a warm run, or a noxfile that only imports the package, must not pay for.
-LAZY = {"front": {"verbs"}, "aml_nox": {"sessions"}}
+LAZY = {"front": {"verbs"}, "aml_nox": {"__main__", "sessions"}}
 
 #: Who may import what does not come with Python, or starts processes. Exactly these do.
 OWNERS = {
