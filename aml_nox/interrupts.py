@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
@@ -24,6 +24,7 @@ class _Notes:
 
     pending: int = 0
     count: int = 0
+    ask: Callable[[], None] | None = None
 
 
 _notes = _Notes()
@@ -53,8 +54,20 @@ def noted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def asking(ask: Callable[[], None]) -> Iterator[None]:
+    """Let `honour` ask somebody else too while the block runs, who raises what is to be raised."""
+    _notes.ask = ask
+    try:
+        yield
+    finally:
+        _notes.ask = None
+
+
 def honour() -> None:
     """Raise what was asked, if anything was: for whoever waits, or is at a step that can be left."""
+    if _notes.ask is not None and _is_main():
+        _notes.ask()
     if _notes.pending and _is_main():
         number, _notes.pending = _notes.pending, 0
         if number == signal.SIGINT:

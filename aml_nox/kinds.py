@@ -223,13 +223,18 @@ REQUIREMENT = read("a PEP 508 requirement", '"numpy>=2"', r"\s*[A-Za-z0-9].*", p
 PACKAGE = read("a package's name", '"numpy"', r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", _package)
 SHA256 = text("64 hexadecimal digits in lower case", '"' + "0123456789abcdef" * 4 + '"', r"[0-9a-f]{64}")
 VARIABLE = text("the name of an environment variable", '"CUDA_VISIBLE_DEVICES"', r"[A-Za-z_][A-Za-z0-9_]*")
+JOB_VARIABLE = text(
+    "the name of an environment variable, and none of ours (AML_…)",
+    '"CUDA_VISIBLE_DEVICES"',
+    r"(?!AML_)[A-Za-z_][A-Za-z0-9_]*",
+)
 MODULE = text("a module's dotted name", '"package.train"', r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 NAME = text("a name of a-z, 0-9 and -", '"corp"', r"[a-z0-9][a-z0-9-]*")
-# A folder of this name can be made everywhere: not too long, and no device of Windows.
+# A folder of this name can be made everywhere: not too long, no device of Windows; and it is not our link's.
 FOLDER = text(
-    "a name of a-z, 0-9 and -, at most 64 of them, that no system reserves",
+    "a name of a-z, 0-9 and -, at most 64 of them, that is not reserved",
     '"digits"',
-    r"(?!(?:con|prn|aux|nul|com[0-9]|lpt[0-9])$)[a-z0-9][a-z0-9-]{0,63}",
+    r"(?!(?:latest|con|prn|aux|nul|com[0-9]|lpt[0-9])$)[a-z0-9][a-z0-9-]{0,63}",
 )
 BACKEND = text("a torch backend as uv names it", '"cpu"', r"[a-z][a-z0-9.]*")
 MEMORY = text("a size in K, M, G or T", '"4G"', r"[1-9][0-9]{0,8}[KMGT]")

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+_PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # no link is followed, no pipe waited for
 CAN_BE_HANDED_ON = sys.platform != "win32"
 """On Windows a descriptor is not inherited under its number: each process takes the lock for itself. Not tried."""
 
@@ -24,7 +25,7 @@ def hold(path: Path) -> int | None:
         OSError: the file cannot be made, or the file system has no locks.
 
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _PLAIN, 0o644)
     while not _lock(descriptor, shared=False):
         if not _lock(descriptor, shared=True):
             os.close(descriptor)
@@ -43,7 +44,7 @@ def is_held(path: Path) -> bool:
 def asked(path: Path) -> Iterator[bool]:
     """Whether the lock is free; if so, nobody takes it while the block runs."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | _PLAIN)
     except OSError:  # nobody ever did, or nothing can be told
         yield True
         return

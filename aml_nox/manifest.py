@@ -204,7 +204,7 @@ _ENVIRONMENTS = map_of(_ENVIRONMENT_NAME, _table("environment"), "a table of env
 _SHA256 = map_of(
     _PLATFORM, kinds.SHA256, "a table from platform to sha256", f"{{linux-x86_64 = {kinds.SHA256.example}}}"
 )
-_VALUES = map_of(kinds.VARIABLE, kinds.VALUE, "a table of strings", '{KEY = "value"}')
+_VALUES = map_of(kinds.JOB_VARIABLE, kinds.VALUE, "a table of strings", '{KEY = "value"}')
 _SETTINGS = map_of(kinds.TEXT, kinds.SCALAR, "a table of strings and integers", '{partition = "gpu"}')
 
 # A row to a key: what would not fit in a line has a name above.
@@ -255,7 +255,7 @@ KEYS = (
     Key("train", "timeout", kinds.DURATION, None, "How long it may run; absent: for ever."),
     Key("train", "grace", kinds.DURATION, "10s", "How long it has to end by itself once it is told to."),
     Key("train", "isolation", _ISOLATION, "prefer", "Whether it runs cut off from network."),
-    Key("train", "pass-env", list_of(kinds.VARIABLE, "an array of names"), [], "Variables that it inherits."),
+    Key("train", "pass-env", list_of(kinds.JOB_VARIABLE, "an array of names"), [], "Variables that it inherits."),
     Key("train", "env", _VALUES, {}, "Variables that are set for it. No secrets: these go through pass-env."),
     Key("train", "max-parallel", at_least(1), 1, "How many jobs may run at once; others wait their turn."),
     Key("train", "launcher", choice("local", "slurm", "ray"), "local", "What starts it.", planned=OTHERS),

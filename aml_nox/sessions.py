@@ -128,7 +128,7 @@ def _entered(session: nox.Session, python: Path) -> Iterator[None]:
     By `session.env` for what is started, also without the outer environment; by our own for nox, which looks a program
     up in the PATH of its own process. Sessions that run at once are processes of their own.
     """
-    path = os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])
+    path = os.pathsep.join(filter(None, [str(python.parent), os.environ.get("PATH", os.defpath)]))
     ours = {"PATH": path, "VIRTUAL_ENV": str(python.parents[1])}
     session.env.update(ours)
     before = {name: os.environ.get(name) for name in ours}

@@ -33,8 +33,10 @@ from aml_nox.screen import Screen
 
 SCHEMA = warm.SCHEMA
 _READY_KEPT = 32
+_LARGEST = 1 << 30  # bytes of a record; the largest is the list of an environment's files
 _SHORT = 12
 _OPEN = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 _NOT_IN_PATHS = ((os.pathsep, "separates the entries of PATH"), ("\n", "ends the first line of a script"))
 _MARKER = {"key": str, "path": str, "created": str, "target": dict, "interpreter": dict, "packages": list}
@@ -164,13 +166,16 @@ def open_plain(path: Path) -> io.FileIO:
     return stream
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path, *, largest: int = _LARGEST) -> dict[str, Any] | None:
     """A record, or None where there is none that this version can read: a damaged record is as good as none.
 
-    What stands in its place is not waited for or followed: a job can put a pipe or a link there.
+    What stands in its place is not waited for, followed, or read without end: a job can put a pipe there, a link, or a
+    file of any size (`largest` is in bytes).
     """
     try:
         with open_plain(path) as stream:
+            if os.fstat(stream.fileno()).st_size > largest:
+                return None
             value = json.loads(stream.read())
     except (OSError, ValueError, RecursionError):
         return None
@@ -340,12 +345,12 @@ def switch(root: Root, environment: str, target: Path) -> bool:
 
 
 def write_record(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a record that spares work: a tree that cannot be written is as right without."""
+    """Write a record that spares work: a tree that cannot be written, or is full, is as right without."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, value)
     except OSError as error:
-        if error.errno not in _READ_ONLY:
+        if error.errno not in {*_READ_ONLY, *_FULL}:
             raise
 
 
@@ -377,7 +382,7 @@ def state_error(error: OSError) -> AmlError | None:
     """What an operating system error means to a user; None when it is no fault of theirs."""
     name = error.filename2 or error.filename  # of two the second is the one that was to be made
     where = os.fsdecode(name) if isinstance(name, str | bytes) else "a file"
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+    if error.errno in _FULL:
         return AmlError(Code.STATE, f"no space left for {where}", "free some space and run the same command again")
     if error.errno == errno.EROFS:
         return AmlError(

@@ -357,12 +357,12 @@ def train(project: Project, call: Call) -> Outcome:
 def jobs(project: Project, _call: Call) -> Outcome:
     """List the jobs; tell of one, follow it, or end it."""
     options, ctx = project.options, project.ctx
-    if options.cancel:
+    if options.cancel is not None:
         return Outcome({"job": history.cancel(ctx, history.find(ctx, options.cancel))})
-    if options.follow:
+    if options.follow is not None:
         finished = history.follow(ctx, history.find(ctx, options.follow))
         return Outcome({"job": finished.record}, finished.error)
-    if options.job:
+    if options.job is not None:
         record = records.settled(history.find(ctx, options.job))
         for line in history.details(record):
             ctx.say(line)

@@ -65,7 +65,7 @@ WRITERS = {
     "train.supervisor": {"os.chmod", "os.fdopen", "os.open", "os.unlink", "rmtree"},  # a pipe, null; the job's home
     "train.supervisor_windows": {"rmtree"},
     "train.registry": {"mkdir", "open", "os.open"},  # the copy of a model
-    "train.records": {"mkdir", "rename"},  # the directory of a job, born whole
+    "train.records": {"mkdir", "os.link", "rename"},  # the directory of a job, born whole
     "train.worker": {"open", "replace", "tempfile.gettempdir", "tempfile.mkdtemp"},  # the log, the claim, the home
 }
 

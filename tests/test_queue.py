@@ -257,6 +257,7 @@ def test_first_come_first_served_however_fast_their_workers_start(shop: Shop) ->
 def test_the_line_is_in_order_also_after_the_clock_was_set_back(shop: Shop) -> None:
     ahead = shop.create()
     future = ahead.folder.with_name("29990101T000000.000000Z-abcdef")
+    records.lock_path(ahead.folder).rename(records.lock_path(future))
     ahead.folder.rename(future)
     store.write_json(future / "job.json", {**record(future), "id": future.name})
     following = shop.start()

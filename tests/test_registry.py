@@ -123,6 +123,10 @@ def test_a_version_carries_its_files_its_contract_and_where_it_comes_from(root: 
     assert sorted(path.name for path in made.path.iterdir()) == ["REGISTERED", "io_spec.json", "model", "receipt.json"]
 
 
+#: As a job is named, and so the version that it registers.
+JOB = "20260101T000000.000000Z-abcdef"
+
+
 class Observer(UserDict[str, object]):
     """A receipt that looks into the registry when it is written."""
 
@@ -139,7 +143,7 @@ class Observer(UserDict[str, object]):
 def test_while_it_is_being_written_a_version_is_rubbish_and_not_listed(root: Root) -> None:
     receipt = Observer(root)
     model = root.folder / "model"
-    registry.register(root, name="digits", version="v1", model=model, io_spec=SPEC, receipt=receipt)
+    registry.register(root, name="digits", version=JOB, model=model, io_spec=SPEC, receipt=receipt)
     assert set(receipt.seen) == {(0, 1)}
     assert (len(registry.versions(root)), len(registry.rubbish(root))) == (1, 0)
 
@@ -403,14 +407,18 @@ def test_asked_to_end_in_the_middle_it_leaves_nothing(root: Root) -> None:
 
 
 def test_what_killed_registrations_left_is_found_and_nothing_else(root: Root) -> None:
+    """What a user keeps there is theirs: of another name, or with something in it that is none of ours."""
     made = register(root)
     folder = made.path.parent
-    (folder / "half" / "model").mkdir(parents=True)
-    (folder / "latest.0123abcd").symlink_to("half")
+    (folder / JOB / "model").mkdir(parents=True)
+    (folder / "latest.0123abcd").symlink_to(JOB)
     (folder / "latest.txt").touch()
     (folder / "theirs").symlink_to("half")
     (folder.parent / "linked").symlink_to("digits")
-    assert registry.rubbish(root) == [folder / "half", folder / "latest.0123abcd"]
+    (folder / "notes").mkdir()
+    (folder / JOB.replace("2026", "2025")).mkdir()
+    (folder / JOB.replace("2026", "2025") / "thesis.txt").touch()
+    assert registry.rubbish(root) == [folder / JOB, folder / "latest.0123abcd"]
     assert names(registry.versions(root)) == ["digits v1"]
 
 

@@ -18,6 +18,8 @@ _LARGEST = 16 << 20
 _SHOWN = 40
 _HEAD = ("metric", "value", "demanded", "verdict")
 
+_TOLD = ("metric", "passed", "value", "demand", "why")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
@@ -39,7 +41,12 @@ class Verdict:
     why: str
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("metric", "passed", "value", "demand", "why")}
+        return {name: getattr(self, name) for name in _TOLD}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Verdict:
+        """Read what `to_json` wrote."""
+        return cls(**{name: values[name] for name in _TOLD})
 
     def __str__(self) -> str:
         return f"gate {_shown(self.metric)}: {self._word} ({self.why})"

@@ -26,6 +26,8 @@ def find(ctx: Context, name: str) -> Path:
         AmlError: AML_USAGE where there is none, or several.
 
     """
+    if not name:
+        raise AmlError(Code.USAGE, "the id of a job is empty", "`jobs` lists them")
     found = [path for path in records.folders(ctx.root) if path.name.endswith(name) or path.name.startswith(name)]
     if len(found) == 1:
         return found[0]
@@ -103,6 +105,7 @@ def cancel(ctx: Context, folder: Path) -> Mapping[str, Any]:
     store.write_bytes(folder / records.CANCEL, b"")
     while records.is_live(folder, interrupts.STEP):
         interrupts.honour()
+    store.remove(folder / records.CANCEL)  # which it ended before it could read
     record = records.settled(folder)
     ctx.say(f"job {record['id']} is {record['state']}")
     return record
@@ -124,7 +127,7 @@ def halves(root: store.Root) -> list[Path]:
 
 def discard(root: store.Root, half: Path) -> bool:
     """Remove one of these, unless somebody is at it by now; whether it is gone."""
-    if half.parent == root.jobs:
+    if half.is_relative_to(root.jobs) or half.is_relative_to(root.runtime):
         with store.try_lock(root, "queue") as held:  # under which every job is born
             if held and half in records.leftovers(root):
                 store.remove(half)

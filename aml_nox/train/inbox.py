@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
 import signal
-import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from aml_nox import store
-from aml_nox.train import records
+from aml_nox.train import records, supervisor
 
 _STEP = 0.2
 _WISHES = {b"T": "the caller asked for it", b"K": "the caller asked for it twice", b"": "the caller died"}
@@ -41,12 +41,13 @@ class Inbox:
     job: Path
     hello: dict[str, Any] = field(default_factory=dict)
     _queue: queue.SimpleQueue[Wish | Event] = field(default_factory=queue.SimpleQueue)
-    _told: bool = False
+    why: str = ""
+    _signals: int = 0
+    _cancels: int = 0
 
     def listen(self) -> None:
         """Hear the caller, if there is one at the other end of standard input, and signals."""
-        first = sys.stdin.buffer.readline()
-        if first:
+        if first := supervisor.first_line():
             self.hello = json.loads(first)
             threading.Thread(target=self._hear_caller, daemon=True).start()
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
@@ -54,7 +55,8 @@ class Inbox:
                 signal.signal(getattr(signal, name), self._note)
 
     def _note(self, number: int, _frame: object) -> None:
-        self._queue.put(Wish(f"its worker got {signal.Signals(number).name}"))
+        self._signals += 1
+        self._queue.put(Wish(f"its worker got {signal.Signals(number).name}", at_once=self._signals > 1))
 
     def _hear_caller(self) -> None:
         byte = b"?"
@@ -69,7 +71,8 @@ class Inbox:
     def _hear(self, stream: IO[bytes]) -> None:
         with stream:
             for line in stream:
-                self._queue.put(Event(json.loads(line)))
+                with contextlib.suppress(ValueError):  # nobody but a supervisor should write there
+                    self._queue.put(Event(dict(json.loads(line))))
         self._queue.put(Event(None))
 
     def next(self, timeout: float) -> Wish | Event | None:
@@ -80,13 +83,20 @@ class Inbox:
             return self._asked_by_file()
 
     def _asked_by_file(self) -> Wish | None:
-        if self._told or not (self.job / records.CANCEL).exists():
+        if not os.path.lexists(self.job / records.CANCEL):
             return None
-        self._told = True
+        self._cancels += 1
         store.remove(self.job / records.CANCEL)
-        return Wish("it was cancelled")
+        return Wish("it was cancelled", at_once=self._cancels > 1)
 
     def wish(self, timeout: float) -> Wish | None:
         """Wait so long for somebody who wants the end of the job."""
         found = self.next(timeout)
         return found if isinstance(found, Wish) else None
+
+    def honour(self) -> None:
+        """Leave what takes long, by KeyboardInterrupt, when somebody wants the end of the job; `why` tells who."""
+        wish = self._asked_by_file() or self.wish(0.0)
+        if wish is not None:
+            self.why = wish.why
+            raise KeyboardInterrupt

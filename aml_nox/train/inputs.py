@@ -34,6 +34,14 @@ def code_digest(root: Root, scripts: Iterable[Path | str | None], *, whole: bool
     return _digest({"files": _told(files, root.folder), "kit": _told(_modules(kit, root.path), kit)})
 
 
+def evaluation_digest(root: Root, script: Path | str | None, *, kit: Path) -> str | None:
+    """The digest of what judges, the script itself and the kit, whatever lies beside them; None where nothing does."""
+    if script is None:
+        return None
+    files = {str(script): warm.sha256(str(root.folder / script))}
+    return _digest({"files": files, "kit": _told(_modules(kit, root.path), kit)})
+
+
 def _told(files: Iterable[Path], start: Path) -> dict[str, str | None]:
     return {os.path.relpath(path, start): warm.sha256(str(path)) for path in files if path.is_file()}
 

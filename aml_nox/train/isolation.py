@@ -19,9 +19,10 @@ from typing import NoReturn
 NAMESPACE, SECCOMP, SANDBOX, NONE = "namespace", "seccomp", "sandbox", "none"
 
 _NEWNS, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x10000000, 0x20000000, 0x40000000
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 0x20
+_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _SET_PDEATHSIG, _SET_SECCOMP, _DROP_CAPABILITY, _SET_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 22, 24, 36, 38
-_CAP_SYS_ADMIN = 21
+_CAP_SYS_PTRACE, _CAP_SYS_ADMIN = 19, 21
 _GET_FLAGS, _SET_FLAGS, _SET_ADDRESS = 0x8913, 0x8914, 0x8916
 _UP, _RUNNING = 0x1, 0x40
 _FILTER = 2
@@ -29,10 +30,13 @@ _DISCARD = ("192.0.2.1", 9)  # TEST-NET-1 (RFC 5737): an address that no route o
 
 #: Behind these a service or a device of the machine talks to the network for whoever asks, past every namespace.
 _DOORS = (
-    *("/run/systemd/resolve", "/run/nscd", "/var/run/nscd", "/run/dbus", "/run/containerd", "/run/podman"),
-    "/dev/infiniband",
+    *("/run/nscd", "/var/run/nscd", "/run/dbus", "/run/containerd", "/run/podman"),
+    *("/run/systemd", "/run/crio", "/run/k3s", "/run/libvirt", "/dev/infiniband"),
     *("/run/docker.sock", "/var/run/docker.sock"),
 )
+
+_OWN_DOORS = ("bus", "systemd", "docker.sock", "docker", "podman", "containerd", "containerd-rootless")
+"""Likewise, of the user's own services."""
 
 #: AUDIT_ARCH, then the numbers of socket, io_uring_setup, ptrace, process_vm_writev and pidfd_getfd.
 _CALLS = {"x86_64": (0xC000003E, 41, 425, 101, 311, 438), "aarch64": (0xC00000B7, 198, 425, 117, 271, 438)}
@@ -168,25 +172,34 @@ def furnish() -> str:
     Returns why there is no such /proc ("": there is one); a container may refuse it, and the rest holds without.
     """
     _call("mount", b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None)
-    for door in _DOORS:
+    for door in (*_DOORS, *(f"/run/user/{os.geteuid()}/{name}" for name in _OWN_DOORS)):
         if os.path.isdir(door):  # noqa: PTH112 - pathlib is not loaded here
             _call("mount", b"tmpfs", door.encode(), b"tmpfs", ctypes.c_ulong(_MS_NOSUID | _MS_NODEV), None)
         elif os.path.exists(door):  # noqa: PTH110 - likewise
             _call("mount", b"/dev/null", door.encode(), None, ctypes.c_ulong(_MS_BIND), None)
+    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     try:
-        flags = ctypes.c_ulong(_MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
-        _call("mount", b"proc", b"/proc", b"proc", flags, None)
+        _call("mount", b"proc", b"/proc", b"proc", ctypes.c_ulong(flags), None)
     except OSError as error:
         return error.strerror or "refused"
+    # Root could have the machine start a program of its choice by what is written there.
+    settings = b"/proc/sys"
+    _call("mount", settings, settings, None, ctypes.c_ulong(_MS_BIND), None)
+    _call("mount", None, settings, None, ctypes.c_ulong(_MS_BIND | _MS_REMOUNT | _MS_RDONLY | flags), None)
     return ""
 
 
-def keep_inside() -> None:
-    """Take from the program that follows what could undo the namespaces: the power to unmount, and other families.
+def renounce_powers() -> None:
+    """Take from the program that follows what could undo the namespaces: unmounting, getting at the first process.
 
     What root keeps of its other powers counts in the namespaces alone, and lets it write the files that it could.
     """
-    prctl(_DROP_CAPABILITY, _CAP_SYS_ADMIN)
+    for power in (_CAP_SYS_ADMIN, _CAP_SYS_PTRACE):
+        prctl(_DROP_CAPABILITY, power)
+
+
+def keep_inside() -> None:
+    """Refuse this process and all it starts the sockets that no network namespace cuts off, and prove it."""
     if os.uname().machine in _CALLS:
         _, new_socket, ring, *_ = _calls()
         _filter(new_socket, _IN_NAMESPACE, [ring])

@@ -60,7 +60,7 @@ def _watched(ctx: Context, born: Born, worker: local.Local) -> dict[str, Any]:
     try:
         watch.until(worker.has_ended)
     except BaseException:
-        _stopped(watch, worker)
+        _stopped(ctx, watch, worker)
         raise
     # Of a worker that was killed its supervisor is still ending the job.
     end = time.monotonic() + _LAST_RESORT
@@ -68,7 +68,7 @@ def _watched(ctx: Context, born: Born, worker: local.Local) -> dict[str, Any]:
     return records.settled(born.folder)
 
 
-def _stopped(watch: Watch, worker: local.Local) -> None:
+def _stopped(ctx: Context, watch: Watch, worker: local.Local) -> None:
     """End a job whose caller has to leave; who asks again does not wait for its grace."""
     worker.cancel()
     try:
@@ -79,7 +79,8 @@ def _stopped(watch: Watch, worker: local.Local) -> None:
             pass
         raise
     finally:
-        records.settled(watch.folder)
+        record = records.settled(watch.folder)
+        ctx.say(f"job {record['id']} is {record['state']}: {watch.folder}")
 
 
 # --- what is to run
@@ -97,6 +98,8 @@ def _spec(ctx: Context, train: Train, environment: Found, arguments: Sequence[st
         "dataset": data.digest if data else None,
         "code": inputs.code_digest(ctx.root, [train.script, train.evaluate], whole=train.module is not None, kit=kit),
     }
+    if train.evaluate:
+        digests["evaluation"] = inputs.evaluation_digest(ctx.root, train.evaluate, kit=kit)
     args = (*train.args, *arguments)
     marker = environment.marker
     return Spec(
@@ -131,6 +134,10 @@ def _spec(ctx: Context, train: Train, environment: Found, arguments: Sequence[st
 def _data(ctx: Context, train: Train) -> Data | None:
     if train.dataset is None:
         return None
+    if ctx.root.path.resolve().is_relative_to((ctx.root.folder / train.dataset).resolve()):
+        where = f"{ctx.manifest.path.name}: train.dataset"
+        message = f"{where}: {train.dataset} holds {ctx.root.path}, which every job changes"
+        raise AmlError(Code.MANIFEST, message, "name a folder that holds the data alone")
     found = dataset.read(ctx.root.folder / train.dataset, label="train.dataset")
     one = found.measured
     contract = found.spec.to_json() if found.spec else None
@@ -190,13 +197,14 @@ def _is_whole(root: store.Root, folder: Path, record: Mapping[str, Any]) -> bool
 
 def told(ctx: Context, folder: Path, record: Mapping[str, Any]) -> Finished:
     """Tell how a job ended, and make the error of one that did not succeed."""
-    verdicts = [gates.Verdict(**verdict) for verdict in record.get("gates", [])]
+    verdicts = [gates.Verdict.from_json(verdict) for verdict in record.get("gates") or []]
     for line in gates.table(verdicts) if verdicts else []:
         ctx.say(line)
     error = _error(ctx, folder, record)
     if error is None:
         if version := record.get("registered"):
-            ctx.say(f"registered {record['register']} {version}: {ctx.root.models / record['register'] / version}")
+            name = str(record.get("register"))
+            ctx.say(f"registered {name} {version}: {ctx.root.models / name / version}")
         ctx.say(f"job {record['id']} succeeded: {folder}")
     return Finished(record=record, error=error)
 
@@ -206,15 +214,14 @@ def _error(ctx: Context, folder: Path, record: Mapping[str, Any]) -> AmlError | 
     if state == records.SUCCEEDED:
         return None
     if known := record.get("error"):
-        return AmlError(Code[known["code"]], f"job {name}: {known['message']}", known["hint"])
+        code = Code.__members__.get(known["code"], Code.JOB_FAILED)
+        return AmlError(code, f"job {name}: {known['message']}", known["hint"])
     what = f"job {name}: {record.get('program', 'the program')}"
     where = f"its output is in {ctx.root.relative(folder / records.LOG)}"
     why = record.get("why", "")
     if state == records.TIMEOUT:
-        limit = record["timeout"]
-        return AmlError(
-            Code.JOB_FAILED, f"{what} ran longer than {limit:g} s and was ended", f"raise train.timeout; {where}"
-        )
+        hint = f"raise train.timeout; {where}"
+        return AmlError(Code.JOB_FAILED, f"{what} ran longer than {record.get('timeout') or 0:g} s and was ended", hint)
     if state == records.FAILED:
         isolated = record.get("isolation", {})
         if isolated.get("mechanism") is None and isolated.get("refused"):

@@ -18,6 +18,8 @@ from aml_nox.train.dataset import IoSpec, Port
 from aml_nox.train.gates import Baseline, Verdict
 from aml_nox.train.spec import Spec
 
+_LONGEST = 1000  # characters of a text among the metrics
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
@@ -27,37 +29,46 @@ class Judged:
     verdicts: Sequence[Verdict]
     registered: str | None
     outputs: Mapping[str, int]
+    error: AmlError | None
 
     @property
     def accepted(self) -> bool:
-        return all(verdict.passed for verdict in self.verdicts)
+        return self.error is None
 
     def to_json(self) -> dict[str, Any]:
         error = {}
-        if not self.accepted:
-            failed = "; ".join(str(one) for one in self.verdicts if not one.passed)
-            hint = "the model is not accepted; its job directory keeps everything"
-            error = {"error": {"code": Code.GATE_FAILED.name, "message": failed, "hint": hint}, "why": "a gate failed"}
+        if self.error is not None:
+            why = "a gate failed" if self.error.code is Code.GATE_FAILED else self.error.message
+            error = {"error": described(self.error), "why": why}
         verdicts = [verdict.to_json() for verdict in self.verdicts]
         values = {"metrics": self.metrics, "gates": verdicts, "registered": self.registered, "outputs": self.outputs}
         return values | error
 
 
 def judge(spec: Spec, job: Path, record: Mapping[str, Any]) -> Judged:
-    """Hold the metrics against the gates, and register the model where all pass.
-
-    Raises:
-        AmlError: AML_JOB_FAILED for a model that cannot be registered.
-
-    """
+    """Hold the metrics against the gates, and register the model where all pass."""
     metrics = gates.read_metrics(job / records.METRICS)
     with _registry(spec) as baseline:
         verdicts = gates.judge(spec.gates, metrics, baseline)
         known = None if isinstance(metrics, str) else plain(metrics)
-        registered = None
-        if spec.register and all(verdict.passed for verdict in verdicts):
-            registered = _register(spec, job, record, known)
-    return Judged(metrics=known, verdicts=verdicts, registered=registered, outputs=_outputs(job))
+        registered, error = None, _refused(verdicts)
+        if spec.register and error is None:
+            try:
+                registered = _register(spec, job, record, known)
+            except AmlError as one:
+                error = one
+    return Judged(metrics=known, verdicts=verdicts, registered=registered, outputs=_outputs(job), error=error)
+
+
+def _refused(verdicts: Sequence[Verdict]) -> AmlError | None:
+    failed = "; ".join(str(one) for one in verdicts if not one.passed)
+    hint = "the model is not accepted; its job directory keeps everything"
+    return AmlError(Code.GATE_FAILED, failed, hint) if failed else None
+
+
+def described(error: AmlError) -> dict[str, str]:
+    """An error as records hold it."""
+    return {"code": error.code.name, "message": error.message, "hint": error.hint}
 
 
 @contextlib.contextmanager
@@ -121,15 +132,22 @@ def _port(values: Mapping[str, Any]) -> Port:
 
 
 def plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics for a record: without tables and lists, and without numbers that JSON cannot hold."""
+    """The metrics for a record: no tables and lists, no numbers that JSON cannot hold, no texts without end."""
     simple = {name: value for name, value in metrics.items() if value is None or isinstance(value, str | int | float)}
-    return {name: value if gates.is_finite(value) else None for name, value in simple.items()}
+    short = {name: value[:_LONGEST] if isinstance(value, str) else value for name, value in simple.items()}
+    return {name: value if gates.is_finite(value) else None for name, value in short.items()}
 
 
 def _outputs(job: Path) -> dict[str, int]:
     """What the job leaves, with sizes in bytes: what has to be there still when it need not run again."""
-    made = [job / records.METRICS, *sorted((job / "model").rglob("*"))]
-    return {path.relative_to(job).as_posix(): path.lstat().st_size for path in made if path.is_file()}
+    model = job / "model"
+    walked = [] if model.is_symlink() else os.walk(model)
+    made = [job / records.METRICS, *(Path(place, name) for place, _, names in walked for name in names)]
+    return {path.relative_to(job).as_posix(): path.lstat().st_size for path in sorted(made) if _is_plain(path)}
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def ending(why: str, status: int | None) -> str:

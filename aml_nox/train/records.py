@@ -1,19 +1,21 @@
 """The record of a job: job.json in its directory, always whole, and true whatever was killed.
 
-A job is queued → running → succeeded | failed | timeout | cancelled | lost. Its process holds `alive.lock` from the
+A job is queued → running → succeeded | failed | timeout | cancelled | lost. Its process holds a lock from the
 directory's birth on, and its supervisor after it: one that is queued or running while that is free is lost, and nothing
-of it runs any more. Ids are in the order of their birth, also where the clock was set back.
+of it runs any more. The lock lies apart, so that a job which clears its directory keeps it; `alive.lock` there is the
+same file. Ids are in the order of their birth, also where the clock was set back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import MAXYEAR, UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +58,10 @@ _WITHIN = {
 }
 """And in these, where they are."""
 
-_ID = re.compile(r"(\d{8}T\d{6}\.\d{6})Z-[0-9a-f]{6}")
+_ID = re.compile(r"(\d{8}T\d{6}\.\d{6})Z-[0-9a-f]{6}", re.ASCII)
 _STAMP = "%Y%m%dT%H%M%S.%f"
 _NEW = ".new-"
+_LARGEST = 64 << 20  # bytes of a record: a job can put anything in its place
 _LOCK_WAIT = 60.0
 _STARTING = 60.0  # seconds in which a worker takes its lock, where it cannot be handed one
 _SILENT = Screen(lambda _: None)
@@ -79,19 +82,32 @@ def create(root: store.Root, spec: Mapping[str, Any], values: Mapping[str, Any])
     """Make the directory of a job, queued and held; nobody ever sees half of it."""
     root.jobs.mkdir(parents=True, exist_ok=True)
     new = root.jobs / f"{_NEW}{secrets.token_hex(4)}"
-    try:
-        with queue_lock(root):  # from here on: who removes leftovers holds it too
-            (new / "model").mkdir(parents=True)
-            lock = liveness.hold(new / LOCK) if liveness.CAN_BE_HANDED_ON else None
-            folder = root.jobs / _next_id(root)
-            store.write_json(new / SPEC, {"id": folder.name, **as_utf8(spec)})
-            born = {"id": folder.name, "state": QUEUED, "created": store.now()}
-            store.write_json(new / RECORD, born | as_utf8(values))
+    with queue_lock(root):  # whoever removes leftovers holds it too
+        folder = root.jobs / _next_id(root)
+        lock = liveness.hold(lock_path(folder)) if liveness.CAN_BE_HANDED_ON else None
+        try:
+            _fill(new, folder, spec, values)
             new.rename(folder)
-    except BaseException:
-        store.remove(new)
-        raise
+        except BaseException:
+            store.remove(new)
+            if lock is not None:
+                os.close(lock)
+            raise
     return Born(folder, lock)
+
+
+def _fill(new: Path, folder: Path, spec: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    (new / "model").mkdir(parents=True)
+    with contextlib.suppress(OSError):  # a file system without hard links
+        os.link(lock_path(folder), new / LOCK)
+    store.write_json(new / SPEC, {"id": folder.name, **as_utf8(spec)})
+    born = {"id": folder.name, "state": QUEUED, "created": store.now()}
+    store.write_json(new / RECORD, born | as_utf8(values))
+
+
+def lock_path(folder: Path) -> Path:
+    """The lock that says that a job lives, beside the root's others."""
+    return folder.parent.parent / "runtime" / "locks" / f"job-{folder.name}.lock"
 
 
 def as_utf8(value: Any) -> Any:  # noqa: ANN401 - a JSON value
@@ -115,11 +131,19 @@ def queue_lock(root: store.Root) -> Iterator[None]:
 
 def _next_id(root: store.Root) -> str:
     """An id that sorts behind all others; its time is UTC to the microsecond."""
-    moment = datetime.now(UTC)
-    newest = max((path.name for path in folders(root)), default="")
-    if match := _ID.fullmatch(newest):
-        moment = max(moment, datetime.strptime(match[1], _STAMP).replace(tzinfo=UTC) + timedelta(microseconds=1))
+    born = [moment for path in folders(root) if (moment := _birth(path.name))]
+    moment = max([datetime.now(UTC), *(one + timedelta(microseconds=1) for one in born)])
     return f"{moment.strftime(_STAMP)}Z-{secrets.token_hex(3)}"
+
+
+def _birth(name: str) -> datetime | None:
+    """When a job was born, by its id; None for a folder that only looks like one, and one of the last year there is."""
+    match = _ID.fullmatch(name)
+    try:
+        moment = datetime.strptime(match[1], _STAMP).replace(tzinfo=UTC) if match else None
+    except ValueError:
+        return None
+    return moment if moment and moment.year < MAXYEAR else None
 
 
 def folders(root: store.Root) -> list[Path]:
@@ -130,13 +154,18 @@ def folders(root: store.Root) -> list[Path]:
 
 
 def leftovers(root: store.Root) -> list[Path]:
-    """Directories of jobs that were never born, and whose maker is gone."""
-    return [path for path in sorted(root.jobs.glob(f"{_NEW}*")) if not liveness.is_held(path / LOCK)]
+    """Directories of jobs that were never born, and locks of jobs that are gone.
+
+    One that is being made at this moment is among them: whoever removes it holds the queue's lock, and asks again.
+    """
+    locks = sorted((root.runtime / "locks").glob("job-*.lock"))
+    orphans = [path for path in locks if not (root.jobs / path.stem.removeprefix("job-")).exists()]
+    return [*sorted(root.jobs.glob(f"{_NEW}*")), *(path for path in orphans if not liveness.is_held(path))]
 
 
 def read(folder: Path) -> dict[str, Any]:
     """The record, or one of the state `unreadable`: a job may put anything in its place."""
-    record = store.read_json(folder / RECORD)
+    record = store.read_json(folder / RECORD, largest=_LARGEST)
     return record if record and _is_sound(record, folder.name) else {"id": folder.name, "state": "unreadable"}
 
 
@@ -160,7 +189,7 @@ def settled(folder: Path) -> dict[str, Any]:
     record = read(folder)
     if record["state"] not in LIVE or _is_awaited(record):
         return record
-    with liveness.asked(folder / LOCK) as free:
+    with liveness.asked(lock_path(folder)) as free:
         return _written_off(folder) if free else record
 
 
@@ -192,9 +221,9 @@ def _written_off(folder: Path) -> dict[str, Any]:
 
 def is_held(folder: Path, patience: float = 0.0) -> bool:
     """Whether processes of a job live; asked again once after `patience` seconds."""
-    if liveness.is_held(folder / LOCK):
+    if liveness.is_held(lock_path(folder)):
         time.sleep(patience)
-        return liveness.is_held(folder / LOCK)
+        return liveness.is_held(lock_path(folder))
     return False
 
 
@@ -246,7 +275,7 @@ class Writer:
         """Write the record anew with these values."""
         self.values |= changes
         # The job may have removed either, or put something else there.
-        if not self._folder.is_dir():
+        if self._folder.is_symlink() or not self._folder.is_dir():
             store.remove(self._folder)
             self._folder.mkdir(parents=True)
         if (self._folder / RECORD).is_dir():

@@ -30,6 +30,8 @@ REGISTERED = "REGISTERED"
 _CHUNK = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)  # as store.now() writes it
+_JOB = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{6}", re.ASCII)
+_OURS = {"model", "io_spec.json", "receipt.json"}
 _LINK_LEFT = re.compile(r"latest\.[0-9a-f]{8}")
 _MARKER = {"name": str, "version": str, "digest": str, "files": int, "registered": str}
 
@@ -112,9 +114,17 @@ def rubbish(root: store.Root) -> list[Path]:
     """
     if root.models.is_symlink():  # not ours to empty
         return []
-    half = [path for path in _folders(root) if not os.path.lexists(path / REGISTERED)]
+    half = [path for path in _folders(root) if _is_ours(path) and not os.path.lexists(path / REGISTERED)]
     links = [path for path in _entries(root) if _LINK_LEFT.fullmatch(path.name) and path.is_symlink()]
     return sorted(half + links)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a directory without REGISTERED can be one of ours: named as a job is, and nothing in it but ours."""
+    try:
+        return _JOB.fullmatch(path.name) is not None and {one.name for one in path.iterdir()} <= _OURS
+    except OSError:  # another run has just removed it
+        return False
 
 
 def _folders(root: store.Root) -> Iterator[Path]:

@@ -83,7 +83,7 @@ def read(job: Path) -> Spec:
 
     """
     values = store.read_json(job / records.SPEC)
-    if values is None or Path(values["root"]) != job.resolve().parents[1]:
+    if values is None or Path(values["root"]) != job.parents[1].resolve():
         message = f"{job / records.SPEC} is not the specification of a job of this folder"
         raise AmlError(Code.STATE, message, "a job runs where it was made; start a new one")
     lists = {name: tuple(values[name]) for name in ("args", "pass_env")}

@@ -54,7 +54,7 @@ class Job:
 
 def main() -> int:
     """Run one order to its end."""
-    order = json.loads(_first_line())
+    order = json.loads(first_line())
     for descriptor in order["kept"]:
         os.set_inheritable(descriptor, False)
     wake = _be_woken_by_children()
@@ -73,8 +73,8 @@ def main() -> int:
     return 0
 
 
-def _first_line() -> bytes:
-    """The order, byte by byte: what follows it is for `select`, and must not lie in a buffer."""
+def first_line() -> bytes:
+    """The first line of standard input, byte by byte: what follows it must not lie in a buffer of ours."""
     line = bytearray()
     while (byte := os.read(0, 1)) not in {b"", b"\n"}:
         line += byte
@@ -108,6 +108,8 @@ def _start(order: dict[str, Any]) -> int:
         return pid
     isolation.enter_namespaces()
     ours, theirs = os.pipe()
+    # Who asks before the first process can pass it on is heard once it can.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     pid = os.fork()
     if pid == 0:
         os.close(theirs)
@@ -123,8 +125,10 @@ def _be_first(order: dict[str, Any], parent: int) -> NoReturn:
         if select.select([parent], [], [], 0)[0]:  # the parent was gone before it could be told to the kernel
             os._exit(1)
         proc = isolation.furnish()
-        signal.signal(signal.SIGTERM, lambda *_: os.kill(-1, signal.SIGTERM))  # to all of the tree but us
+        isolation.keep_inside()
+        signal.signal(signal.SIGTERM, lambda *_: _signal(-1, signal.SIGTERM))  # to all of the tree but us
         pid = _fork_job(order)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         _say(event="started", proc=proc)
         _say(event="exit", status=_reap_until(pid))
     except OSError as error:
@@ -167,13 +171,14 @@ def _become(order: dict[str, Any], errors: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     if _LINUX:
         isolation.renounce_privileges()
     if order["mechanism"] == isolation.NAMESPACE:
-        isolation.keep_inside()
+        isolation.renounce_powers()
     elif order["mechanism"] == isolation.SECCOMP:
         isolation.forbid_sockets()
     prefix = isolation.SANDBOX_COMMAND if order["mechanism"] == isolation.SANDBOX else ()

@@ -16,11 +16,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from aml_nox import liveness, store
+from aml_nox import interrupts, liveness, store
 from aml_nox.errors import AmlError, Code
 from aml_nox.train import dirhash, inputs, isolation, judging, queue, records, spec, stage, supervisor
 from aml_nox.train.inbox import Inbox
@@ -42,12 +42,12 @@ REPORTED = "reported.json"
 
 def main() -> int:
     """Run the job of a directory to its end; the status is 0, that of the job, 124 for a timeout, 143 for cancelled."""
-    job = Path(sys.argv[1]).resolve()
+    job = Path(sys.argv[1]).absolute()  # not resolved: the folder of all jobs may be a link
     if sys.platform == "linux":
         isolation.adopt_orphans()  # of a supervisor that is killed
     inbox = Inbox(job)
     inbox.listen()
-    lock = inbox.hello.get("lock") or liveness.hold(job / records.LOCK)
+    lock = inbox.hello.get("lock") or liveness.hold(records.lock_path(job))
     if lock is None:
         print(f"{job}: another worker runs this job", file=sys.stderr)  # noqa: T201 - a launcher's log
         return _FAILED
@@ -79,8 +79,7 @@ def _run(job: Path, inbox: Inbox, writer: records.Writer, lock: int) -> None:
 
 
 def _record_fault(writer: records.Writer, error: AmlError) -> None:
-    described = {"code": error.code.name, "message": error.message, "hint": error.hint}
-    writer.end(records.FAILED, why=error.message, error=described)
+    writer.end(records.FAILED, why=error.message, error=judging.described(error))
 
 
 def _exit_status(record: Mapping[str, Any]) -> int:
@@ -102,8 +101,12 @@ class Worker:
 
     def run(self) -> None:
         """Wait, run, judge, record."""
-        if self._have_turn():
-            self._run_and_judge()
+        try:
+            with interrupts.asking(self.inbox.honour):
+                if self._have_turn():
+                    self._run_and_judge()
+        except KeyboardInterrupt:  # out of what takes long beside the programs: digests, a lock, a copy
+            self.writer.end(records.CANCELLED, why=self.inbox.why)
 
     def _have_turn(self) -> bool:
         line = queue.Line(self.spec.aml_root, self.job, self.spec.max_parallel)
@@ -168,16 +171,28 @@ class Worker:
             message = f"the code of {spec.program} changed while the job waited"
             raise AmlError(Code.JOB_FAILED, message, "train again")
 
+    def _hold_evaluation(self) -> None:
+        """Refuse to be judged by another program than the record names, as the training could have written."""
+        spec = self.spec
+        if inputs.evaluation_digest(spec.aml_root, spec.evaluate, kit=Path(spec.kit)) != spec.inputs["evaluation"]:
+            message = f"{spec.evaluate}, or the kit, changed while the training ran"
+            raise AmlError(Code.JOB_FAILED, message, "train again, and let nothing write to them meanwhile")
+
     def _evaluated(self, course: Course, order: Order, log: IO[bytes]) -> Course:
         """Let the evaluation measure; what the script claims is kept apart, and judged by nobody."""
         if self.spec.evaluate is None:
             return course
         metrics = self.job / records.METRICS
+        store.remove(self.job / REPORTED)
         if metrics.is_symlink() or metrics.exists():
             metrics.replace(self.job / REPORTED)
+        self._hold_evaluation()
         script = str(Path(self.spec.folder, self.spec.evaluate))
-        order = self._order([str(self.spec.python), script], order.home, order.deadline)
+        argv, mechanism = [str(self.spec.python), script], course.mechanism or isolation.NONE
+        order = replace(order, argv=argv, mechanisms=[mechanism])  # no less isolated than what it judges
         result = stage.run(order, self.inbox, log, lambda _: None)
+        result.left += course.left
+        result.refused = [*course.refused, *result.refused]
         if result.state == records.SUCCEEDED:
             self._hold_data("while the model was measured on it")
         elif result.state == records.FAILED:
@@ -195,6 +210,7 @@ class Worker:
         if course.state != records.SUCCEEDED:
             self.writer.end(course.state, **values)
             return
+        self.writer.change(**values)
         judged = judging.judge(self.spec, self.job, self.writer.values)
         self.writer.end(records.SUCCEEDED if judged.accepted else records.FAILED, **values, **judged.to_json())
 
@@ -219,14 +235,15 @@ def job_environment(
     `passed` are the values of pass-env; where nobody handed them over they are looked for in `environ`.
     """
     given = environ if passed is None else passed
-    paths = [spec.kit, *([spec.folder] if spec.module else [])]
+    named = {name: given[name] for name in spec.pass_env if name in given} | dict(spec.env)
+    paths = [spec.kit, *([spec.folder] if spec.module else []), named.pop("PYTHONPATH", "")]
     ours = {
-        "PATH": os.pathsep.join([str(spec.python.parent), environ.get("PATH", os.defpath)]),
+        "PATH": os.pathsep.join(filter(None, [str(spec.python.parent), environ.get("PATH", os.defpath)])),
         "HOME": str(home),
         "TMPDIR": str(home),
         "AML_JOB_DIR": str(job),
         "AML_ROOT": spec.root,
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "PYTHONUNBUFFERED": "1",
         "PYTHONIOENCODING": "utf-8",
         # The environment stays as it was built, and no bytecode that lies in it is run.
@@ -235,7 +252,7 @@ def job_environment(
         **({"AML_DATASET_DIR": spec.dataset.path} if spec.dataset else {}),
     }
     allowed = {name: environ[name] for name in ALLOWED if name in environ}
-    return allowed | ours | {name: given[name] for name in spec.pass_env if name in given} | dict(spec.env)
+    return allowed | ours | named
 
 
 if __name__ == "__main__":
