@@ -382,13 +382,13 @@ def test_killed_at_a_random_instant_only_complete_versions_are_listed_and_the_ne
 def test_killed_in_the_middle_of_the_copy_it_is_rubbish_until_it_is_tried_again(root: Root) -> None:
     (root.folder / "model" / "zz").touch()
     os.truncate(root.folder / "model" / "zz", 256 * MIB)
-    half = root.path / "models" / "digits" / "v1"
-    with start(root, "v1") as process:
+    half = root.path / "models" / "digits" / JOB
+    with start(root, JOB) as process:
         wait_until((half / "model").exists, "the copy was begun")
         os.kill(process.pid, signal.SIGKILL)
     assert registry.versions(root) == []
     assert registry.rubbish(root) == [half]
-    assert whole(register(root))
+    assert whole(register(root, JOB))
     assert registry.rubbish(root) == []
 
 
@@ -396,14 +396,14 @@ def test_killed_in_the_middle_of_the_copy_it_is_rubbish_until_it_is_tried_again(
 def test_asked_to_end_in_the_middle_it_leaves_nothing(root: Root) -> None:
     (root.folder / "model" / "zz").touch()
     os.truncate(root.folder / "model" / "zz", 256 * MIB)
-    half = root.path / "models" / "digits" / "v1"
-    with start(root, "v1") as process:
+    half = root.path / "models" / "digits" / JOB
+    with start(root, JOB) as process:
         wait_until((half / "model").exists, "the copy was begun")
         process.terminate()
         run_ = process.finish()
     assert run_.code in {0, 143}  # it may just have been done
     assert registry.rubbish(root) == []
-    assert names(registry.versions(root)) == (["digits v1"] if half.exists() else [])
+    assert names(registry.versions(root)) == ([f"digits {JOB}"] if half.exists() else [])
 
 
 def test_what_killed_registrations_left_is_found_and_nothing_else(root: Root) -> None:
