@@ -75,7 +75,9 @@ ENDS = {
     ),
     "sighup": End(act=to_group(signal.SIGHUP), code=HUNG_UP, state="cancelled", why="the caller asked for it"),
     "front-killed": End(act=killed(front=True), code=KILLED, state="cancelled", why="the caller died"),
-    "worker-killed": End(act=killed("worker"), code=JOB_FAILED, state="lost", why="its worker was gone before it told of the end"),
+    "worker-killed": End(
+        act=killed("worker"), code=JOB_FAILED, state="lost", why="its worker was gone before it told of the end"
+    ),
     "supervisor-killed": End(
         act=killed("supervisor"), code=JOB_FAILED, state="failed", why="its supervisor was killed"
     ),
@@ -83,10 +85,16 @@ ENDS = {
 #: Only the kernel is left to end such a job, so that it has to be in namespaces.
 TOGETHER = {
     "worker-and-supervisor-killed": End(
-        act=killed("worker", "supervisor"), code=JOB_FAILED, state="lost", why="its worker was gone before it told of the end"
+        act=killed("worker", "supervisor"),
+        code=JOB_FAILED,
+        state="lost",
+        why="its worker was gone before it told of the end",
     ),
     "all-killed": End(
-        act=killed("worker", "supervisor", front=True), code=KILLED, state="lost", why="its worker was gone before it told of the end"
+        act=killed("worker", "supervisor", front=True),
+        code=KILLED,
+        state="lost",
+        why="its worker was gone before it told of the end",
     ),
 }
 CUT_OFF = ENDS | TOGETHER
