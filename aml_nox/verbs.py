@@ -363,8 +363,9 @@ def jobs(project: Project, _call: Call) -> Outcome:
         finished = history.follow(ctx, history.find(ctx, options.follow))
         return Outcome({"job": finished.record}, finished.error)
     if options.job is not None:
-        record = records.settled(history.find(ctx, options.job))
-        for line in history.details(record):
+        folder = history.find(ctx, options.job)
+        record = records.settled(folder)
+        for line in history.details(folder, record):
             ctx.say(line)
         return Outcome({"job": record})
     found = [records.settled(folder) for folder in records.folders(ctx.root)]

@@ -9,7 +9,7 @@ from typing import Any
 from aml_nox import interrupts, store
 from aml_nox.context import Context
 from aml_nox.errors import AmlError, Code
-from aml_nox.train import job, records, registry, watching
+from aml_nox.train import gates, job, records, registry, watching
 from aml_nox.train.job import Finished
 from aml_nox.train.registry import Version
 from aml_nox.train.watching import Watch
@@ -81,15 +81,19 @@ def _printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def details(record: Mapping[str, Any]) -> Iterator[str]:
+def details(folder: Path, record: Mapping[str, Any]) -> Iterator[str]:
     """One job, a line for each thing that is known of it."""
     for name in _TOLD:
         if record.get(name) is not None:
             yield f"{name}: {_printable(str(record[name]))}"
     if isolation := record.get("isolation"):
         yield watching.isolation_words(isolation)
-    for name, value in {**(record.get("metrics") or {}), **(record.get("inputs") or {})}.items():
-        yield f"{_printable(name)}: {_printable(str(value))}"
+    known = {**(record.get("metrics") or {}), **(record.get("inputs") or {})}
+    for name, value in known.items():
+        if value is not None:
+            yield f"{_printable(name)}: {_printable(str(value))}"
+    yield from gates.table([gates.Verdict.from_json(one) for one in record.get("gates") or []])
+    yield f"directory: {folder}"
 
 
 def cancel(ctx: Context, folder: Path) -> Mapping[str, Any]:
