@@ -8,7 +8,6 @@ import shutil
 import socket
 import sys
 import tempfile
-import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from aml_nox import store
 from aml_nox.errors import AmlError, Code
 from aml_nox.train import dirhash
+from tests.support.busy import busy
 from tests.support.processes import Started, run
 
 if TYPE_CHECKING:
@@ -289,26 +289,6 @@ def test_a_pipe_or_a_link_that_came_to_stand_in_a_files_place_is_not_opened(fold
     for name in ("pipe", "link"):
         with pytest.raises(OSError, match=name):
             store.open_plain(folder / name)
-
-
-@contextmanager
-def busy(step: Callable[[], object]) -> Iterator[None]:
-    """Repeat a step in a thread while the block runs, from before it begins."""
-    began, ended = threading.Event(), threading.Event()
-
-    def work() -> None:
-        while not ended.is_set():
-            step()
-            began.set()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        began.wait()
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def append(path: Path) -> None:

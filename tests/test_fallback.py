@@ -16,7 +16,6 @@ import tomlkit
 
 from tests.support.frontend import BareProject, front_end
 from tests.support.index import Index
-from tests.support.interpreter import interpreter_copy
 from tests.support.oracle import flaws, imports, key, leftovers
 from tests.support.processes import run
 from tests.support.project import NOXFILE, PYTHON
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
 
     from tests.support.processes import Run
     from tests.support.project import Changes
+
+pytest_plugins = ("tests.support.base",)
+pytestmark = pytest.mark.usefixtures("untouched_base")
 
 ANNOUNCED = "building with venv and pip, since there is no uv"
 #: A package with all that a wheel can hold.
@@ -57,19 +59,6 @@ LOCAL = "demo-local @ ./wheels/demo_local-1.0-py3-none-any.whl"
 def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Give the program of a front end without uv."""
     return str(front_end(tmp_path_factory.mktemp("front") / "end"))
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the program of a base interpreter of our own, the only one on PATH: what writes into it is seen."""
-    return interpreter_copy(tmp_path_factory.mktemp("base") / "python")
-
-
-@pytest.fixture(autouse=True)
-def _base_untouched(base: Path) -> Iterator[None]:
-    """Hold after each test that nothing was installed into the base interpreter."""
-    yield
-    assert list(site_packages(base.parents[1]).iterdir()) == []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,17 +20,19 @@ import tomlkit
 
 from tests.support.frontend import BareProject, front_end
 from tests.support.index import Index
-from tests.support.interpreter import interpreter_copy
 from tests.support.oracle import content, key, leftovers
 from tests.support.processes import run
 from tests.support.project import NOXFILE, PYTHON
-from tests.support.provisioning import current, site_packages, snapshot
+from tests.support.provisioning import current, snapshot
 from tests.support.sameness import Entry, installed
 from tests.support.standalone import VERSION, make_standalone
 from tests.support.wheels import make_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+pytest_plugins = ("tests.support.base",)
+pytestmark = pytest.mark.usefixtures("untouched_base")
 
 REQUIREMENTS = ["demo-alpha>=1.0,<2", "demo-beta"]
 #: Modules that `import` would find before the right ones, and that break whoever imports them.
@@ -146,19 +148,6 @@ class Trap:
 
 
 # --- the machine
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the program of a base interpreter of our own, the only one on PATH."""
-    return interpreter_copy(tmp_path_factory.mktemp("base") / "python")
-
-
-@pytest.fixture(autouse=True)
-def _base_untouched(base: Path) -> Iterator[None]:
-    """Hold after each test that nothing was installed into the base interpreter."""
-    yield
-    assert list(site_packages(base.parents[1]).iterdir()) == []
 
 
 @pytest.fixture

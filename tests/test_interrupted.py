@@ -13,7 +13,6 @@ import pytest
 import tomlkit
 
 from tests.support.index import Gate, Index
-from tests.support.interpreter import interpreter_copy
 from tests.support.oracle import Watch, flaws, imports, leftovers
 from tests.support.processes import Started, descendants, wait_until
 from tests.support.project import PYTHON, Project
@@ -23,25 +22,15 @@ from tests.support.wheels import make_wheel
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+pytest_plugins = ("tests.support.base",)
+pytestmark = pytest.mark.usefixtures("untouched_base")
+
 #: How often the random ones run; `nox -s soak` sets more.
 COUNT = int(os.environ.get("AML_TEST_COUNT", "3"))
 FILES = 300
 ENDS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 #: Where a run is stopped, by a download that stands still in the middle of a file.
 STAGES = ("fetching uv", "compiling the lock", "installing")
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the program of a base interpreter of our own: what writes into it is seen."""
-    return interpreter_copy(tmp_path_factory.mktemp("base") / "python")
-
-
-@pytest.fixture(autouse=True)
-def _base_untouched(base: Path) -> Iterator[None]:
-    """Hold after each test that nothing was installed into the base interpreter."""
-    yield
-    assert list(site_packages(base.parents[1]).iterdir()) == []
 
 
 def many_files(folder: Path) -> None:

@@ -8,10 +8,8 @@ import random
 import shutil
 import signal
 import sys
-import threading
 import time
 from collections import UserDict
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +20,7 @@ from aml_nox.errors import AmlError, Code
 from aml_nox.store import Root
 from aml_nox.train import dirhash, registry
 from aml_nox.train.dataset import IoSpec, Port
+from tests.support.busy import busy
 from tests.support.processes import Started, run, wait_until
 
 if TYPE_CHECKING:
@@ -257,26 +256,6 @@ def test_a_version_that_somebody_copied_under_another_name_is_theirs(root: Root)
     assert registry.rubbish(root) == []
     assert "REGISTERED of something else" in refusal(root, Code.STATE, "mine")
     assert whole(made)
-
-
-@contextmanager
-def busy(step: Callable[[], object]) -> Iterator[None]:
-    """Repeat a step in a thread while the block runs, from before it begins."""
-    began, ended = threading.Event(), threading.Event()
-
-    def work() -> None:
-        while not ended.is_set():
-            step()
-            began.set()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        began.wait()
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def test_a_model_that_changes_meanwhile_is_refused_and_nothing_of_it_stays(root: Root) -> None:
