@@ -21,7 +21,7 @@ from aml_nox.train import inputs, records
 from aml_nox.train.launchers import local
 from aml_nox.train.queue import Line
 from tests.support.processes import LIMIT, descendants, wait_until
-from tests.test_train import WAIT, Trainer, assert_gone, record
+from tests.test_train import TOLD, WAIT, Trainer, assert_gone, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -217,7 +217,7 @@ def test_so_many_run_at_once_as_the_manifest_says_and_the_next_waits_for_an_end(
     "spoil", ["os.remove('job.json')", "open('job.json', 'w').write('{')", FORGE.format("succeeded")], ids=SPOILT
 )
 def test_a_job_that_spoils_its_record_keeps_its_place_until_it_is_gone(shop: Shop, spoil: str) -> None:
-    shop.project.write("train.py", f"import json, os\n{spoil}\n{HOLD}")
+    shop.project.write("train.py", f"{TOLD}import json, os\n{spoil}\n{HOLD}")
     work, following = shop.start(), shop.create()
     work.wait_begun()
     line = Line(shop.root, following.folder, 1)

@@ -21,7 +21,7 @@ from aml_nox.train import history, records
 from tests.support.processes import Started, wait_until
 from tests.support.readonly import in_read_only_tree
 from tests.test_queue import FORGE, HOLD, Shop, drop
-from tests.test_train import Trainer, assert_gone, record
+from tests.test_train import TOLD, Trainer, assert_gone, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -270,8 +270,8 @@ SPOILS = {
 
 @pytest.mark.parametrize("spoil", SPOILS.values(), ids=[name.replace(" ", "-") for name in SPOILS])
 def test_whatever_a_job_does_to_its_files_its_record_is_true_in_the_end(shop: Shop, spoil: str) -> None:
-    """Also where others read, and correct, what they find meanwhile."""
-    shop.project.write("train.py", f"import json, os\n{spoil}\n{HOLD}")
+    """Also where others read, and correct, what they find. It waits until its worker has told of the start."""
+    shop.project.write("train.py", f"import json, os\n{TOLD}{spoil}\n{HOLD}")
     work = shop.start()
     work.wait_begun()
     records.settled(work.folder)
@@ -289,7 +289,7 @@ def work_values(shop: Shop) -> dict[str, Any]:
 
 
 def test_a_job_that_puts_a_file_in_the_place_of_its_directory_has_a_record(shop: Shop) -> None:
-    shop.project.write("train.py", "import os, shutil\njob = os.getcwd()\nshutil.rmtree(job)\nopen(job, 'w')")
+    shop.project.write("train.py", f"{TOLD}import os, shutil\njob = os.getcwd()\nshutil.rmtree(job)\nopen(job, 'w')")
     assert shop.start().finish()["state"] == "succeeded"
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 pytest_plugins = ("tests.support.ready",)
 
+#: Waits until the worker has told of the start: then it writes no record until the end, a script may do as it likes.
+TOLD = "import json\nwhile 'isolation' not in json.load(open('job.json')):\n    pass\n"
 #: Runs until the test makes the file `stop` in the job's directory; a script waits for no time of its own.
 WAIT = "import os, time\nwhile not os.path.exists('stop'):\n    time.sleep(0.01)\n"
 #: Starts a child that ignores SIGTERM, and whose command line holds the job's directory; then tells of it.
@@ -333,7 +335,7 @@ def test_a_daemon_that_holds_the_output_does_not_hold_us(trainer: Trainer) -> No
 
 
 def test_a_job_that_removes_its_directory_is_recorded_all_the_same(trainer: Trainer) -> None:
-    done = trainer.train("import os, shutil; shutil.rmtree(os.environ['AML_JOB_DIR'])")
+    done = trainer.train(f"{TOLD}import os, shutil; shutil.rmtree(os.environ['AML_JOB_DIR'])")
     assert record(done.folder)["state"] == "succeeded"
 
 

@@ -71,7 +71,8 @@ class Inbox:
     def _hear(self, stream: IO[bytes]) -> None:
         with stream:
             for line in stream:
-                with contextlib.suppress(ValueError):  # nobody but a supervisor should write there
+                # Nobody but a supervisor should write there; a job that can has its words passed over.
+                with contextlib.suppress(ValueError, TypeError, RecursionError):
                     self._queue.put(Event(dict(json.loads(line))))
         self._queue.put(Event(None))
 

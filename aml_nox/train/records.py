@@ -61,6 +61,7 @@ _WITHIN = {
 _ID = re.compile(r"(\d{8}T\d{6}\.\d{6})Z-[0-9a-f]{6}", re.ASCII)
 _STAMP = "%Y%m%dT%H%M%S.%f"
 _NEW = ".new-"
+_TRIES = 10
 _LARGEST = 64 << 20  # bytes of a record: a job can put anything in its place
 _LOCK_WAIT = 60.0
 _STARTING = 60.0  # seconds in which a worker takes its lock, where it cannot be handed one
@@ -158,9 +159,18 @@ def leftovers(root: store.Root) -> list[Path]:
 
     One that is being made at this moment is among them: whoever removes it holds the queue's lock, and asks again.
     """
+    locks = [path for path in _locks_alone(root) if not liveness.is_held(path)]
+    return [*sorted(root.jobs.glob(f"{_NEW}*")), *locks]
+
+
+def homeless(root: store.Root) -> int:
+    """How many jobs live whose directory is gone: they may have removed it themselves."""
+    return sum(map(liveness.is_held, _locks_alone(root)))
+
+
+def _locks_alone(root: store.Root) -> list[Path]:
     locks = sorted((root.runtime / "locks").glob("job-*.lock"))
-    orphans = [path for path in locks if not (root.jobs / path.stem.removeprefix("job-")).exists()]
-    return [*sorted(root.jobs.glob(f"{_NEW}*")), *(path for path in orphans if not liveness.is_held(path))]
+    return [path for path in locks if not (root.jobs / path.stem.removeprefix("job-")).exists()]
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -274,7 +284,14 @@ class Writer:
     def change(self, **changes: Any) -> None:  # noqa: ANN401 - JSON values
         """Write the record anew with these values."""
         self.values |= changes
-        # The job may have removed either, or put something else there.
+        for _ in range(_TRIES):  # the job may be at it at this very moment
+            with contextlib.suppress(FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                self._write()
+                return
+        self._write()
+
+    def _write(self) -> None:
+        """Write it where it belongs: the job may have removed its directory, or put something else in either place."""
         if self._folder.is_symlink() or not self._folder.is_dir():
             store.remove(self._folder)
             self._folder.mkdir(parents=True)

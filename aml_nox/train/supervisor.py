@@ -83,7 +83,7 @@ def first_line() -> bytes:
 
 def _say(**event: object) -> None:
     with contextlib.suppress(BrokenPipeError):
-        os.write(1, (json.dumps(event) + "\n").encode())
+        os.write(1, f"\n{json.dumps(event)}\n".encode())  # whoever wrote half a line before does not take ours with it
 
 
 def _be_woken_by_children() -> int:
