@@ -216,22 +216,6 @@ def test_a_job_that_empties_its_directory_keeps_its_place(shop: Shop) -> None:
     assert_keeps_its_place(shop, work, "unreadable")
 
 
-def test_a_job_that_removes_its_directory_keeps_its_place(shop: Shop) -> None:
-    """It is in no list until it ends, and counts all the same."""
-    moves = "import shutil, time\nshutil.rmtree(os.environ['AML_JOB_DIR'])\n(project / 'gone').touch()\n"
-    waits = "while not (project / 'go').exists():\n    time.sleep(0.01)\n"
-    shop.project.write("train.py", TOLD + HERE + moves + waits)
-    work = shop.start()
-    wait_until((shop.project.folder / "gone").exists, "the directory is gone")
-    shop.project.write("train.py", HOLD)
-    following = shop.create()
-    assert Line(shop.root, following.folder, 1).ahead() == (1, 0)
-    second = shop.submit(following)
-    (shop.project.folder / "go").touch()
-    assert work.finish()["state"] == "succeeded"
-    second.wait_begun()
-
-
 def test_a_job_whose_directory_is_a_link_to_elsewhere_writes_nothing_there(trainer: Trainer, elsewhere: Path) -> None:
     moves = (
         "here = os.environ['AML_JOB_DIR']\nos.rename(here, project / 'moved')\nos.symlink(project / 'elsewhere', here)"

@@ -24,7 +24,7 @@ class Line:
 
     def ahead(self) -> tuple[int, int]:
         """How many jobs run, and how many that wait came before this one."""
-        running, waiting = records.homeless(self.root), 0
+        running = waiting = 0
         for folder in records.folders(self.root):
             if folder.name not in self._ended and folder != self.own:
                 state = _state(folder)

@@ -163,11 +163,6 @@ def leftovers(root: store.Root) -> list[Path]:
     return [*sorted(root.jobs.glob(f"{_NEW}*")), *locks]
 
 
-def homeless(root: store.Root) -> int:
-    """How many jobs live whose directory is gone: they may have removed it themselves."""
-    return sum(map(liveness.is_held, _locks_alone(root)))
-
-
 def _locks_alone(root: store.Root) -> list[Path]:
     locks = sorted((root.runtime / "locks").glob("job-*.lock"))
     return [path for path in locks if not (root.jobs / path.stem.removeprefix("job-")).exists()]
