@@ -265,7 +265,7 @@ def test_a_record_of_any_size_disturbs_nobody(trainer: Trainer) -> None:
 
 
 def test_a_job_whose_record_has_any_size_while_it_runs_keeps_its_place(shop: Shop) -> None:
-    shop.project.write("train.py", f"import os\nos.truncate('job.json', {SPARSE})\n{HOLD}")
+    shop.project.write("train.py", f"{TOLD}import os\nos.truncate('job.json', {SPARSE})\n{HOLD}")
     work = shop.start()
     work.wait_begun()
     shop.project.write("train.py", HOLD)
