@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 TYPE_CHECKING = False
@@ -33,6 +33,12 @@ class Meter:
         if self._live and time.monotonic() - self._began > 1:
             end = "\r\x1b[K" if done >= total else ""
             put(sys.stderr, f"\r{self._what}: {100 * done // max(1, total)} %{end}")
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines whose cells stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def ensure_streams() -> None:

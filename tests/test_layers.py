@@ -26,8 +26,8 @@ verify reproduce clean
 options calls
 kit kit.amlkit kit.aml_eval
 train train.isolation train.supervisor train.supervisor_windows
-train.strictjson train.dirhash train.dataset train.gates train.registry
-train.records train.queue train.spec train.inbox train.stage train.judging train.inputs train.worker
+train.strictjson train.dirhash train.dataset train.gates train.records train.registry
+train.queue train.spec train.inbox train.stage train.judging train.inputs train.worker
 train.launchers train.launchers.local train.watching train.job train.history
 project init verbs
 front __main__ sessions aml_nox

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aml_nox.manifest import Gate
+from aml_nox.screen import columns
 from aml_nox.train import strictjson
 
 _LARGEST = 16 << 20
@@ -226,8 +227,7 @@ def _without_baseline(gate: Gate, better: str, baseline: Baseline | None) -> _De
 def table(verdicts: Sequence[Verdict]) -> list[str]:
     """The verdicts in columns, a line each below a head; none where there are none. Values are in full."""
     rows = [_HEAD, *(verdict.cells for verdict in verdicts)] if verdicts else []
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return columns(rows)
 
 
 def _shown(name: str) -> str:

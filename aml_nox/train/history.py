@@ -9,6 +9,7 @@ from typing import Any
 from aml_nox import interrupts, store
 from aml_nox.context import Context
 from aml_nox.errors import AmlError, Code
+from aml_nox.screen import columns
 from aml_nox.train import gates, job, records, registry, watching
 from aml_nox.train.job import Finished
 from aml_nox.train.registry import Version
@@ -69,11 +70,7 @@ def _number(value: object) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(_printable(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    return columns([[_printable(cell) for cell in row] for row in rows])
 
 
 def _printable(text: str) -> str:

@@ -36,13 +36,15 @@ class Line:
 
     def is_free(self) -> bool:
         """Whether it is this job's turn."""
-        running, waiting = self.ahead()
+        return self.leaves_room(*self.ahead())
+
+    def leaves_room(self, running: int, waiting: int) -> bool:
+        """Whether one more may run beside these, and none came before it."""
         return running < self.limit and not waiting
 
-    def patience(self) -> float:
-        """How long to wait before the next look, in seconds."""
-        running, waiting = self.ahead()
-        return min(_LONGEST, _STEP * max(1.0, (running + waiting) / self.limit))
+    def patience(self, ahead: int) -> float:
+        """How long to wait before the next look, in seconds, with so many jobs ahead."""
+        return min(_LONGEST, _STEP * max(1.0, ahead / self.limit))
 
 
 def _state(folder: Path) -> str:
@@ -60,10 +62,11 @@ def wait_turn(line: Line, start: Callable[[], None], wait: Callable[[float], boo
     `start` records that it runs, under the lock under which everybody decides.
     """
     while True:
-        if line.is_free():  # without the lock, which is for those alone who may get it
+        running, waiting = line.ahead()
+        if line.leaves_room(running, waiting):  # seen without the lock, which is for those alone who may get it
             with records.queue_lock(line.root):
                 if line.is_free():
                     start()
                     return True
-        if wait(line.patience()):
+        if wait(line.patience(running + waiting)):
             return False

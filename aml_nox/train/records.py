@@ -58,7 +58,9 @@ _WITHIN = {
 }
 """And in these, where they are."""
 
-_ID = re.compile(r"(\d{8}T\d{6}\.\d{6})Z-[0-9a-f]{6}", re.ASCII)
+ID = re.compile(r"(\d{8}T\d{6}\.\d{6})Z-[0-9a-f]{6}", re.ASCII)
+"""How a job is called; what it registers, too."""
+
 _STAMP = "%Y%m%dT%H%M%S.%f"
 _NEW = ".new-"
 _TRIES = 10
@@ -139,7 +141,7 @@ def _next_id(root: store.Root) -> str:
 
 def _birth(name: str) -> datetime | None:
     """When a job was born, by its id; None for a folder that only looks like one, and one of the last year there is."""
-    match = _ID.fullmatch(name)
+    match = ID.fullmatch(name)
     try:
         moment = datetime.strptime(match[1], _STAMP).replace(tzinfo=UTC) if match else None
     except ValueError:
@@ -151,7 +153,7 @@ def folders(root: store.Root) -> list[Path]:
     """The directories of all jobs, oldest first."""
     if not root.jobs.is_dir():
         return []
-    return sorted(path for path in root.jobs.iterdir() if _ID.fullmatch(path.name))
+    return sorted(path for path in root.jobs.iterdir() if ID.fullmatch(path.name))
 
 
 def leftovers(root: store.Root) -> list[Path]:

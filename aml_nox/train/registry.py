@@ -24,13 +24,13 @@ from aml_nox.faults import quote
 from aml_nox.train import dirhash
 from aml_nox.train.dataset import IoSpec
 from aml_nox.train.dirhash import Measured
+from aml_nox.train.records import ID
 
 LATEST = "latest"
 REGISTERED = "REGISTERED"
 _CHUNK = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)  # as store.now() writes it
-_JOB = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{6}", re.ASCII)
 _OURS = {"model", "io_spec.json", "receipt.json"}
 _LINK_LEFT = re.compile(r"latest\.[0-9a-f]{8}")
 _MARKER = {"name": str, "version": str, "digest": str, "files": int, "registered": str}
@@ -122,7 +122,7 @@ def rubbish(root: store.Root) -> list[Path]:
 def _is_ours(path: Path) -> bool:
     """Whether a directory without REGISTERED can be one of ours: named as a job is, and nothing in it but ours."""
     try:
-        return _JOB.fullmatch(path.name) is not None and {one.name for one in path.iterdir()} <= _OURS
+        return ID.fullmatch(path.name) is not None and {one.name for one in path.iterdir()} <= _OURS
     except OSError:  # another run has just removed it
         return False
 

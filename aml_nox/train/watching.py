@@ -40,8 +40,8 @@ class Watch:
     _status: bool = False
     _rest: bytes = field(default=b"")
 
-    def until(self, ended: Callable[[float], bool]) -> dict[str, Any]:
-        """Show the job until `ended` (asked with a time to wait in seconds) says so; give its last record."""
+    def until(self, ended: Callable[[float], bool]) -> None:
+        """Show the job until `ended` (asked with a time to wait in seconds) says so."""
         try:
             while not ended(_STEP):
                 self.look()
@@ -50,7 +50,6 @@ class Watch:
             self._end_line()
             raise
         self.look(last=True)
-        return records.read(self.folder)
 
     def look(self, *, last: bool = False) -> None:
         """Show what is new."""
